@@ -11,9 +11,11 @@ UV_UPGRADE = $(BIN)/uv pip install --quiet --python $(UPGRADE) --no-deps
 TORCH := torch==2.13.0+cpu
 COMPILE = $(BIN)/uv pip compile --quiet --no-annotate --no-header --python-version 3.11 --python-platform x86_64-manylinux_2_28
 PYTEST = $(BIN)/python -m pytest -rs -n 2 --dist loadfile --no-loadscope-reorder --ignore=$(HOSTS)
+RUNS := runs
+MODEL := Qwen/Qwen2.5-1.5B-Instruct
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help run test test-all test-failed hosts chaos soak models recipes gpu-check shape check format bench docs install install-gpu lock upgrade clean
+.PHONY: help run gsm8k test test-all test-failed hosts chaos soak models recipes gpu-check shape check format bench docs install install-gpu lock upgrade clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -21,6 +23,14 @@ help:  ## show this list
 
 run: $(READY)  ## train the demo model end to end on this machine
 	$(BIN)/olmorl-launch deploy/recipes/demo.toml
+
+gsm8k: $(READY)  ## GSM8K from raw rows to curves; MODEL=, INPUT= (a file in place of the hub's), RUNS=, OPTIONS= of the run
+	mkdir -p $(RUNS)
+	$(BIN)/olmorl-data gsm8k $(addprefix --input ,$(INPUT)) --tags --one-shot --max-solution-tokens 199 \
+	    --tokenizer $(MODEL) -o $(RUNS)/gsm8k.jsonl --force
+	$(BIN)/olmorl-launch deploy/recipes/gsm8k.toml --model.path $(MODEL) --run.directory $(RUNS) \
+	    --data.train '["$(RUNS)/gsm8k.jsonl"]' $(OPTIONS)
+	$(BIN)/olmorl-ctl $(RUNS)/gsm8k figure $(RUNS)/gsm8k.png
 
 test: $(READY)  ## run the tests, with real vLLM, DeepSpeed, Ray and Redis (about 12 minutes)
 	$(PYTEST) -m "not slow"

@@ -15,6 +15,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,15 +27,20 @@ from olmorl.deploy.preflight.local_checks import check_directory
 from olmorl.deploy.run_tables import RunTables, read_run
 from olmorl.deploy.view.run_state import last_end
 from olmorl.errors import ConfigError, DataError, RunEnded
+from olmorl.learner.storage.metrics_log import MetricsLog
+from olmorl.run_dir import RunFiles
 
 Recipe = config.Config
 """A recipe as an object: `Recipe(model={"path": ...}, schedule={"steps": 50})`. Every key is checked; see
 `docs/configuration.md`."""
 RewardFunction = Callable[..., Any]
 Rows = Iterable[Mapping[str, Any]]
+OnStep = Callable[[dict[str, Any]], object]
 _FUNCTIONS: Final = "rewards.py"
 _LAST_LINES_S: Final = 5.0
 """Longest wait for what a program has printed before its end."""
+_LOOK_S: Final = 0.5
+"""Seconds between two looks at the metrics of a run that has `on_step`."""
 _AS_ON_A_TERMINAL: Final = ("FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE")
 """Variables that a notebook's kernel sets. With them the program would draw its full screen into the cell."""
 _LOADER: Final = '''"""Written by olmorl.run: the reward functions of a script or notebook."""
@@ -53,6 +59,8 @@ def run(
     reward_functions: Sequence[RewardFunction | str] = (),
     environment: Callable[[], Any] | str | None = None,
     dataset: Rows | str | None = None,
+    evaluation: Rows | Mapping[str, Rows] | None = None,
+    on_step: OnStep | None = None,
     overrides: Mapping[str, Any] | None = None,
     resume: bool = False,
     change: bool = False,
@@ -70,6 +78,10 @@ def run(
             of `episodes.environment`.
         dataset: rows with the columns of `docs/data.md`, such as a `datasets.Dataset`, in place of the
             recipe's `data.train`; or its name or path.
+        evaluation: such rows, or several sets of them by name, in place of the recipe's `evaluation.data`. A single set
+            is called `held_out`.
+        on_step: called here with each new line of `metrics.jsonl`, as a table, and again with one that an evaluation
+            was added to. If it returns True, the run stops with a checkpoint.
         overrides: more keys by their dotted names, such as `{"schedule.steps": 50}`.
         resume: go on with the run of this name. Give the same rows again.
         change: with `resume`, accept that keys differ from those of the last start.
@@ -86,6 +98,11 @@ def run(
     if dataset is not None:
         data = dataset if isinstance(dataset, str) else str(_write_rows(folder / "data.jsonl", dataset))
         settings = config.with_key(settings, "data.train", [data])
+    if evaluation is not None:
+        sets = evaluation if isinstance(evaluation, Mapping) else {"held_out": evaluation}
+        files = [_write_rows(folder / f"evaluation-{number}.jsonl", rows) for number, rows in enumerate(sets.values())]
+        named = [f"{name}={file}" for name, file in zip(sets, files, strict=True)]
+        settings = config.with_key(settings, "evaluation.data", named)
     own = list(reward_functions) if environment is None else [*reward_functions, environment]
     if own:
         specs = _specs(folder, own)
@@ -96,7 +113,8 @@ def run(
     path = folder / "recipe.toml"
     path.write_text(config.to_toml(settings), encoding="utf-8")
     options = (["--resume"] if resume else []) + (["--change"] if change else [])
-    code, reason = _command("olmorl.deploy.launch", [str(path), *options])
+    watch = None if on_step is None else _NewLines(RunFiles(settings.run_dir).metrics, on_step).look
+    code, reason = _command("olmorl.deploy.launch", [str(path), *options], watch)
     if code == 2:
         raise ConfigError(reason)
     if code:
@@ -139,8 +157,29 @@ def _settings(recipe: Any, overrides: Mapping[str, Any]) -> Recipe:
     return settings
 
 
+class _NewLines:
+    """Hands over each line of a run's metrics once, and the last one again when an evaluation was added to it."""
+
+    def __init__(self, path: Path, on_step: OnStep) -> None:
+        self._log, self._on_step = MetricsLog(path), on_step
+        self._last = next(self._log.newest_first(), {"step": 0})
+
+    def look(self) -> bool:
+        """Hand over what is new; returns whether the run shall stop."""
+        lines = list(takewhile(self._is_new, self._log.newest_first()))[::-1]
+        self._last = (lines or [self._last])[-1]
+        return sum(self._on_step(line) is True for line in lines) > 0
+
+    def _is_new(self, line: dict[str, Any]) -> bool:
+        last = self._last
+        is_amended = line != last and all(line[key] == last[key] for key in ("step", "incarnation") if key in last)
+        return bool(line["step"] > last["step"] or is_amended)
+
+
 def _write_rows(path: Path, rows: Rows) -> Path:
     """Write the rows as JSONL. Raises DataError for a row that is no table or has a value JSON cannot hold."""
+    if isinstance(rows, Mapping):
+        raise DataError(f"dataset: it has several parts ({', '.join(map(str, rows))}); give one of them")
     with path.open("wb") as file:
         number = 0
         for number, row in enumerate(rows, start=1):
@@ -208,10 +247,11 @@ def _store_by_value(module: str, stack: ExitStack) -> None:
         stack.callback(cloudpickle.unregister_pickle_by_value, found)
 
 
-def _command(program: str, words: Sequence[str]) -> tuple[int, str]:
+def _command(program: str, words: Sequence[str], watch: Callable[[], bool] | None = None) -> tuple[int, str]:
     """Run a module as a process and show what it prints; returns its exit code and the last error that it named.
 
-    An interrupt goes to the process, which ends in order. It ends in order too when this process dies.
+    An interrupt goes to the process, which ends in order. It ends in order too when this process dies, and when
+    `watch`, which is called now and then, returns True.
     """
     shows_itself = sys.stdout is sys.__stdout__ and sys.stdout is not None and sys.stdout.isatty()
     process = subprocess.Popen(
@@ -228,23 +268,36 @@ def _command(program: str, words: Sequence[str]) -> tuple[int, str]:
     # In a thread: a process that outlives the program may hold the other end of the pipe.
     showing = threading.Thread(target=_show, args=(process.stdout or (), named), daemon=True)
     showing.start()
-    code = _end_of(process)
+    code = _end_of(process, watch)
     showing.join(_LAST_LINES_S)
     return code, "".join(named).strip() or f"{program} ended with exit code {code}: see its output"
 
 
-def _end_of(process: subprocess.Popen[str]) -> int:
+def _end_of(process: subprocess.Popen[str], watch: Callable[[], bool] | None) -> int:
     """Wait for the end of a program; returns its exit code. An exception here, such as a time limit, ends it first."""
+    stopped = False
     try:
         while True:
             try:
-                return process.wait()
+                code = process.wait() if watch is None else _ended_within(process, _LOOK_S)
+                if watch is not None and watch() and not stopped:
+                    stopped = True
+                    process.send_signal(signal.SIGINT)
+                if code is not None:
+                    return code
             except KeyboardInterrupt:
                 process.send_signal(signal.SIGINT)
     except BaseException:
         process.terminate()
         process.wait()
         raise
+
+
+def _ended_within(process: subprocess.Popen[str], seconds: float) -> int | None:
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return None
 
 
 def _show(lines: Iterable[str], named: list[str]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final, NamedTuple
@@ -18,6 +19,7 @@ from olmorl.errors import DataError
 from olmorl.learner.storage import ledger, rollout_log
 from olmorl.learner.storage.metrics_log import MetricsLog
 from olmorl.messages import TEACHER
+from olmorl.metrics import family_of, meaning
 from olmorl.run_dir import RunFiles
 
 
@@ -25,7 +27,8 @@ class RunTables(NamedTuple):
     """The tables of a run. `to_pandas()` of each gives a data frame."""
 
     metrics: pa.Table
-    """One row for each step; the columns are the names of the lines of `metrics.jsonl`, null where a step lacks one."""
+    """One row for each step; the columns are the names of the lines of `metrics.jsonl`, null where a step lacks one.
+    Integers, doubles or texts, with the meaning of `olmorl/metrics.py`."""
     answers: pa.Table
     """One row for each answer, those of filtered, failed and evaluated draws included; columns as `ANSWERS`."""
     draws: pa.Table
@@ -80,8 +83,10 @@ DRAWS: Final = {
 
 
 class _Answer(msgspec.Struct):
+    """What is long, and often only counted, stays JSON."""
+
     index: int
-    token_ids: list[int]
+    token_ids: msgspec.Raw
     logprobs: msgspec.Raw
     versions: list[tuple[int, int, int]]
     reward: float | None
@@ -91,6 +96,11 @@ class _Answer(msgspec.Struct):
     text: str
     teacher_logprobs: list[float] | None = None
     token_rewards: list[float | None] | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        ids = bytes(self.token_ids)
+        return ids.count(b",") + 1 if ids != b"[]" else 0
 
     def teacher(self) -> tuple[str | None, float | None]:
         """The name of its teacher, and the estimate of the divergence from it; None without one."""
@@ -143,9 +153,15 @@ def read_run(run_dir: str | os.PathLike[str], tokens: bool = False) -> RunTables
 
 def _metrics(files: RunFiles) -> pa.Table:
     lines = MetricsLog(files.metrics).read()
-    return pa.table(
-        {name: [line.get(name) for line in lines] for name in dict.fromkeys(k for line in lines for k in line)}
-    )
+    names = dict.fromkeys(name for line in lines for name in line)
+    columns = {name: pa.array([line.get(name) for line in lines]) for name in names}
+    types = {name: pa.float64() if pa.types.is_null(each.type) else each.type for name, each in columns.items()}
+    return pa.table(columns, schema=_schema({name: (kind, _meaning(name)) for name, kind in types.items()}))
+
+
+def _meaning(name: str) -> str:
+    family = family_of(name)
+    return meaning(name) or (family[0].help if family else "")
 
 
 def _schema(columns: dict[str, tuple[pa.DataType, str]]) -> pa.Schema:
@@ -158,7 +174,9 @@ def _draws(files: RunFiles) -> Sequence[dict[str, Any]]:
 
 def _batch(path: Path, schema: pa.Schema) -> pa.RecordBatch:
     """The answers of one file of `rollouts/`."""
-    rows = list(_rows(path, "token_ids" in schema.names))
+    rows: list[tuple[Any, ...]] = []
+    with suppress(FileNotFoundError):  # `checkpoint.rollouts` has removed it since it was listed
+        rows += _rows(path, "token_ids" in schema.names)
     return pa.RecordBatch.from_arrays(
         [pa.array([row[number] for row in rows], field.type) for number, field in enumerate(schema)], schema=schema
     )
@@ -176,11 +194,11 @@ def _rows(path: Path, tokens: bool) -> Iterator[tuple[Any, ...]]:
             versions = [version for version, _, _ in each.versions]
             more: tuple[Any, ...] = ()
             if tokens:
-                logprobs = msgspec.json.decode(each.logprobs)
-                more = (each.token_ids, logprobs, each.teacher_logprobs, each.token_rewards)
+                ids, logprobs = msgspec.json.decode(each.token_ids), msgspec.json.decode(each.logprobs)
+                more = (ids, logprobs, each.teacher_logprobs, each.token_rewards)
             yield (
                 *(*head, text, group.datasets, labels, group.actor, each.index, each.text, each.reward, each.solved),
-                *(bytes(each.verdicts).decode(), each.finish_reason, len(each.token_ids)),
+                *(bytes(each.verdicts).decode(), each.finish_reason, each.num_tokens),
                 *(min(versions, default=None), max(versions, default=None), group.started_at, group.finished_at),
                 *(*each.teacher(), *more),
             )

@@ -6,16 +6,20 @@ Each argument has a key of the recipe, changes nothing here, or is named as one 
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Callable, Mapping, Sequence, Sized
 from enum import Enum
 from math import ceil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 from olmorl import config
 from olmorl.deploy import api
 from olmorl.deploy.run_tables import RunTables
-from olmorl.errors import ConfigError
+from olmorl.deploy.trl_callbacks import Callbacks
+from olmorl.errors import ConfigError, DataError
+from olmorl.run_dir import RunFiles
 
 _DEFAULTS: Final[dict[str, Any]] = {
     "output_dir": "runs/trl", "learning_rate": 1e-6, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1,
@@ -23,7 +27,8 @@ _DEFAULTS: Final[dict[str, Any]] = {
     "num_train_epochs": 3.0, "lr_scheduler_type": "linear", "warmup_steps": 0, "warmup_ratio": 0.0, "adam_beta1": 0.9,
     "adam_beta2": 0.999, "adam_epsilon": 1e-8, "weight_decay": 0.0, "max_grad_norm": 1.0, "seed": 42, "bf16": True,
     "gradient_checkpointing": True, "epsilon": 0.2, "epsilon_high": None, "loss_type": "dapo", "reward_weights": None,
-    "vllm_importance_sampling_correction": True, "save_steps": 500,
+    "vllm_importance_sampling_correction": True, "save_steps": 500, "save_strategy": "steps", "eval_strategy": "no",
+    "logging_steps": 10, "temperature": 1.0,
 }  # fmt: skip
 """The values of TRL 1.0 where they matter here."""
 
@@ -47,7 +52,6 @@ _KEYS: Final = {
     "vllm_gpu_memory_utilization": "actors.gpu_memory_utilization",
     "chat_template_kwargs": "data.chat_template_kwargs",
     "shuffle_dataset": "data.shuffle",
-    "save_steps": "checkpoint.every",
     "save_total_limit": "checkpoint.keep",
 }
 """Arguments whose value is that of a key."""
@@ -83,6 +87,8 @@ _CHOICES: Final[dict[str, dict[Any, dict[str, Any]]]] = {
     "use_bias_correction_kl": {False: {}},
     "optim": {name: {} for name in ("adamw_torch", "adamw_torch_fused")},
     "push_to_hub": {False: {}},
+    "save_strategy": {name: {} for name in ("steps", "epoch", "no")},
+    "eval_strategy": {name: {} for name in ("steps", "epoch", "no")},
     "use_cpu": {False: {}, True: {"learner.device": "cpu"}},
     "report_to": {
         **{name: {} for name in ("none", "all", None)},
@@ -94,7 +100,7 @@ _CHOICES: Final[dict[str, dict[Any, dict[str, Any]]]] = {
 _COMBINED: Final = """
     output_dir per_device_train_batch_size gradient_accumulation_steps generation_batch_size steps_per_generation
     max_steps num_train_epochs warmup_steps warmup_ratio adam_beta1 adam_beta2 bf16 epsilon epsilon_high reward_weights
-    vllm_importance_sampling_correction
+    vllm_importance_sampling_correction save_steps eval_steps num_generations_eval
 """.split()  # noqa: SIM905
 """Arguments that are read one by one."""
 
@@ -102,7 +108,7 @@ _WITHOUT_EFFECT: Final = """
     use_vllm vllm_mode vllm_server_host vllm_server_port vllm_server_base_url vllm_server_timeout vllm_group_port
     vllm_model_impl vllm_enable_sleep_mode vllm_max_model_length logging_steps logging_first_step logging_strategy
     logging_dir log_completions num_completions_to_print log_level log_unique_prompts remove_unused_columns
-    disable_tqdm run_name save_strategy disable_dropout dataloader_num_workers dataloader_pin_memory tf32
+    disable_tqdm run_name disable_dropout do_eval eval_on_start dataloader_num_workers dataloader_pin_memory tf32
     dataloader_drop_last ddp_find_unused_parameters deepspeed ds3_gather_for_generation gradient_checkpointing_kwargs
     per_device_eval_batch_size do_train save_only_model use_liger_kernel fsdp local_rank overwrite_output_dir
     torch_compile use_transformers_paged use_transformers_continuous_batching cache_implementation
@@ -116,11 +122,11 @@ _OF_THE_MACHINE: Final = ("output_dir", "use_cpu", "bf16", "fp16")
 """Arguments without which TRL's own configuration may refuse to be made on this machine."""
 
 
-class GRPOConfig:
-    """The arguments of TRL's GRPOConfig, by the same names."""
+class GRPOConfig(SimpleNamespace):
+    """The arguments of TRL's GRPOConfig, by the same names. They are attributes."""
 
     def __init__(self, output_dir: str = _DEFAULTS["output_dir"], **arguments: Any) -> None:
-        self.arguments = {"output_dir": output_dir, **arguments}
+        super().__init__(**{**_DEFAULTS, "output_dir": output_dir, **arguments})
 
 
 class GRPOTrainer:
@@ -132,7 +138,9 @@ class GRPOTrainer:
         reward_funcs: Callable[..., Any] | Sequence[Callable[..., Any]],
         args: Any = None,
         train_dataset: Any = None,
+        eval_dataset: Any = None,
         *,
+        callbacks: Sequence[Any] | None = None,
         peft_config: Any = None,
         tools: Sequence[Callable[..., Any]] | None = None,
         environment_factory: Callable[[], Any] | None = None,
@@ -146,6 +154,8 @@ class GRPOTrainer:
             reward_funcs: one function or several, in TRL's convention.
             args: TRL's GRPOConfig or the one of this module.
             train_dataset: rows with a `prompt`.
+            eval_dataset: such rows, or several sets of them by name, for `eval_strategy`.
+            callbacks: TrainerCallbacks, which are called here, after each step.
             peft_config: PEFT's LoraConfig, to train adapters.
             tools: functions with type hints and docstrings, which the policy may call in several turns.
             environment_factory: in place of tools, a class with `reset(**row)`. Its other public methods are tools, and
@@ -176,16 +186,48 @@ class GRPOTrainer:
         episodes = {} if self._environment is None else {"episodes.max_turns": _max_turns(given)}
         keys = {**episodes, **_adapters(peft_config), **(overrides or {})}
         self.recipe = recipe_of(model, functions, given, train_dataset, keys)
+        strategy = given.get("eval_strategy", "no")
+        if strategy != "no" and eval_dataset is None:
+            raise ConfigError(f"GRPOConfig: eval_strategy = {strategy!r} needs an eval_dataset")
+        self._held_out = None if strategy == "no" else eval_dataset  # as in TRL, where only `evaluate` would use it
+        self.args = GRPOConfig() if args is None else args
+        self._callbacks: Callbacks | None = None
+        if callbacks:
+            checkpoints = RunFiles(self.recipe.run_dir).checkpoints
+            self._callbacks = Callbacks(callbacks, self.args, self.recipe.schedule.steps, checkpoints)
 
     def train(self, resume_from_checkpoint: bool | None = None) -> RunTables:
-        """Train, and return the tables of the run. The model is in the folder `export` of `args.output_dir`."""
-        return api.run(
+        """Train, and return the tables of the run. The model is in the folder `export` of `args.output_dir`.
+
+        Raises:
+            ConfigError: `resume_from_checkpoint` is a path. True goes on with the newest checkpoint.
+        """
+        if isinstance(resume_from_checkpoint, str | Path):
+            raise ConfigError(
+                "GRPOTrainer: resume_from_checkpoint = True goes on with the newest checkpoint; an older one: "
+                f"olmorl-launch {self.recipe.run_dir}.inputs/recipe.toml --resume --from-step N"
+            )
+        if self._callbacks:
+            self._callbacks.call("on_train_begin")
+        tables = api.run(
             self.recipe,
             reward_functions=self._functions,
             environment=self._environment,
             dataset=self._rows,
+            evaluation=self._held_out,
+            on_step=self._callbacks.on_step if self._callbacks else None,
             resume=bool(resume_from_checkpoint),
         )
+        if self._callbacks:
+            self._callbacks.call("on_train_end")
+        return tables
+
+    def save_model(self, output_dir: str | None = None) -> None:
+        """Copy the trained model, by default into `args.output_dir`. Raises DataError before the run is over."""
+        export = RunFiles(self.recipe.run_dir).export
+        if not export.is_dir():
+            raise DataError(f"{export}: the run is not over; of a checkpoint: olmorl-ctl {export.parent} export FOLDER")
+        shutil.copytree(export, output_dir or self.recipe.run_dir, dirs_exist_ok=True)
 
 
 def _given(args: Any) -> dict[str, Any]:
@@ -193,7 +235,7 @@ def _given(args: Any) -> dict[str, Any]:
     if args is None:
         return {}
     if isinstance(args, GRPOConfig):
-        return args.arguments
+        return vars(args)
     # Its own defaults include what it derives from other fields and from the machine, which may not allow all of them.
     kept = {name: getattr(args, name) for name in _OF_THE_MACHINE if hasattr(args, name)}
     return _changed(args, type(args)(**kept)) | kept
@@ -313,16 +355,28 @@ def _batch(args: Mapping[str, Any], rows: Any) -> dict[str, Any]:
             "gradient_accumulation_steps)"
         )
     updates = minibatches * args.get("num_iterations", 1)
-    if args["max_steps"] > 0:
-        steps = ceil(args["max_steps"] / updates)
-    elif isinstance(rows, Sized):
-        steps = ceil(len(rows) * args["num_train_epochs"] * group / size)
-    else:
-        raise ConfigError("GRPOConfig: set max_steps: the length of train_dataset is not known")
-    warmup = args["warmup_steps"] or args["warmup_ratio"]
-    return {
+    epoch = len(rows) * group / size if isinstance(rows, Sized) and not isinstance(rows, str) else 0.0
+    if not epoch and (args["max_steps"] <= 0 or "epoch" in (args["save_strategy"], args["eval_strategy"])):
+        raise ConfigError(
+            "GRPOConfig: set max_steps, save_steps and eval_steps: the length of train_dataset is unknown"
+        )
+    steps = ceil(args["max_steps"] / updates if args["max_steps"] > 0 else epoch * args["num_train_epochs"])
+
+    def learner_steps(strategy: str, given: float) -> int:
+        """Learner steps of an epoch, of a share of the run, or of a number of optimizer steps."""
+        return ceil(epoch if strategy == "epoch" else given * steps if given < 1 else given / updates)
+
+    found = {
         "schedule.prompts_per_step": size // group,
         "schedule.steps": steps,
         "learner.minibatches": minibatches,
-        "learner.warmup_steps": ceil(warmup * steps if warmup < 1 else warmup / updates),
+        "learner.warmup_steps": learner_steps("steps", args["warmup_steps"] or args["warmup_ratio"]),
+        "checkpoint.every": learner_steps(args["save_strategy"], args["save_steps"]),
+    }
+    if args["eval_strategy"] == "no":
+        return found
+    return found | {
+        "evaluation.every": learner_steps(args["eval_strategy"], args.get("eval_steps") or args["logging_steps"]),
+        "evaluation.samples": args.get("num_generations_eval") or group,
+        "evaluation.temperature": args["temperature"],
     }

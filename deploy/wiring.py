@@ -458,7 +458,8 @@ def prompts(
     notes.append(scored_by(rows, settings.verifiers))
     if settings.distillation.teachers:
         notes.append(taught_by(chain.from_iterable(source.rows for source in sources), settings.distillation))
-    return PromptStream(sources, settings.run.seed, data.shuffle, data.epochs), evaluations, notes
+    stream = PromptStream(sources, settings.run.seed, data.shuffle, data.epochs, data.curriculum)
+    return stream, evaluations, notes
 
 
 def scored_by(rows: Iterable[Row], verifiers: Verifiers) -> str:

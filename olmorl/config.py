@@ -108,6 +108,8 @@ class Data(Section):
     """Stop at the first unusable row instead of reporting it (`--strict-data`)."""
     shuffle: bool = True
     """Draw the rows of each pass in a random order. When off: in the order of the files."""
+    curriculum: str | None = Field(None, min_length=1)
+    """Column of numbers, such as `pass_rate`: each pass of a set begins with the largest."""
     epochs: int | None = Field(None, ge=1)
     """Passes over the data. Default: as many as the steps need."""
     no_resample_above: float | None = Field(None, gt=0, le=1)

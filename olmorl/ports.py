@@ -653,6 +653,8 @@ class Row(NamedTuple):
     thinking_opened: bool
     episode: EpisodeStart | None = None
     """None: a single answer is asked for."""
+    ease: float | None = None
+    """The number of `data.curriculum`; None: without a curriculum, or unknown."""
 
 
 class LabelCheck(Protocol):

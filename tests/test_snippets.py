@@ -40,7 +40,6 @@ MODULES = {
     "olmorl-report": "olmorl.deploy.report.cli",
 }
 CANNOT_RUN = {
-    "olmorl-data gsm8k": "fetches a data set from the hub",
     "olmorl-data difficulty": "starts an engine; its own tests run it",
     "olmorl-data verifiers": "asks a Python with another package; the slow tests of tasksets run it",
     "uv venv": "fetches packages; the slow tests of tasksets run it",
@@ -144,7 +143,6 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).symlink_to(ROOT / name)
     (folder / "my-run.toml").write_text(of_readme("toml").text)
     (folder / "my_reward.py").write_text(of_readme("python").text)
-    (folder / "gsm8k.toml").write_text(next(block.text for block in only("toml") if block.place.startswith("start.md")))
     tried = next(each for each in COMMANDS if each.text.startswith("echo ") and each.text.endswith("> tried.jsonl"))
     assert shell(folder, tried.text).returncode == 0
     (folder / "math.jsonl").write_text(json.dumps(row()) + "\n")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
 from typing import Any, NamedTuple
 
@@ -75,11 +75,17 @@ def dapo(row: Columns) -> QuestionAnswer:
 
 
 def last_box(text: str) -> str:
-    """The content of the last `\\boxed{...}` or `\\fbox{...}`, braces balanced. Raises ValueError without one."""
-    start = max(text.rfind("\\boxed{"), text.rfind("\\fbox{"))
-    if start < 0:
+    """The content of the last `\\boxed{...}` or `\\fbox{...}`, braces balanced, or of `\\boxed 5` up to a dollar sign.
+
+    Raises ValueError without one.
+    """
+    begin = max(text.rfind(name) + len(name) * (name in text) for name in ("\\boxed", "\\fbox"))
+    rest = text[begin:].lstrip() if begin > 0 else ""
+    if not rest.startswith("{"):
+        if answer := rest.partition("$")[0].strip():
+            return answer
         raise ValueError("the solution has no \\boxed{}")
-    begin = text.index("{", start) + 1
+    begin = len(text) - len(rest) + 1
     depth = 1
     for brace in re.finditer(r"\\.|[{}]", text[begin:]):
         depth += {"{": 1, "}": -1}.get(brace.group(), 0)
@@ -142,7 +148,7 @@ def competition(row: Columns) -> QuestionAnswer:
     if not (name := cases.get("fn_name")):
         pairs = [{"input": _lines(a), "output": _lines(b)} for a, b in zip(inputs, outputs, strict=True)]
         return QuestionAnswer(f"{question}\n\n{PROGRAM}", json.dumps(pairs), "code_stdio")
-    tests = [_call(name, starter, a, _either(b)) for a, b in zip(inputs, outputs, strict=True)]
+    tests = _calls(name, starter, [(a, _either(b)) for a, b in zip(inputs, outputs, strict=True)])
     return QuestionAnswer(f"{question}\n\n{_asks_for(name, starter)}", json.dumps(tests), "code")
 
 
@@ -158,11 +164,11 @@ def livecodebench(row: Columns) -> QuestionAnswer:
     name = (_parsed(row, "metadata") or {}).get("func_name")
     if not name:
         raise ValueError("metadata has no func_name, and a test calls a function")
-    tests = [
-        _call(name, starter, [json.loads(line) for line in case["input"].splitlines() if line.strip()],
-              [json.loads(case["output"])])
+    calls = [
+        ([json.loads(line) for line in case["input"].splitlines() if line.strip()], [json.loads(case["output"])])
         for case in cases
-    ]  # fmt: skip
+    ]
+    tests = _calls(name, starter, calls)
     return QuestionAnswer(f"{question}\n\n{_asks_for(name, starter)}", json.dumps(tests), "code")
 
 
@@ -170,13 +176,31 @@ def _asks_for(name: str, starter: str) -> str:
     return FUNCTION.format(starter=starter) if starter.strip() else NAMED.format(name=name)
 
 
-def _call(name: str, starter: str, arguments: Any, expected: list[Any]) -> str:
-    """The test of one call. Starter code of LeetCode has a class `Solution`."""
+LISTS = "def lists(value):\n    return [*map(lists, value)] if isinstance(value, (list, tuple)) else value"
+"""JSON has no tuples: the published checkers take a tuple for the list of a label."""
+
+
+def _calls(name: str, starter: str, calls: Sequence[tuple[Any, list[Any]]]) -> list[str]:
+    """The tests of a function, each by its arguments and the results that are right.
+
+    Starter code of LeetCode has a class `Solution`.
+    """
     function = f"Solution().{name}" if "class Solution" in starter else name
-    given = ", ".join(map(repr, arguments if isinstance(arguments, list) else [arguments]))
-    if len(expected) == 1:
-        return f"assert {function}({given}) == {expected[0]!r}"
-    return f"result = {function}({given})\nassert result == {expected[0]!r} or result == {expected[1]!r}"
+    tests = [LISTS]
+    for arguments, right in calls:
+        given = arguments if isinstance(arguments, list) else [arguments]
+        call = f"{function}({', '.join(repr(_whole_keys(one)) for one in given)})"
+        first, *others = [repr(_whole_keys(one)) for one in right]
+        test = f"result = lists({call})\nassert " + " or ".join(f"result == {one}" for one in (first, *others))
+        tests.append(test if isinstance(right[0], list) or others else f"assert {call} == {first}")
+    return tests
+
+
+def _whole_keys(value: Any) -> Any:
+    """JSON has no whole numbers as keys: the published checkers read such a text as a number."""
+    if isinstance(value, dict) and all(key.removeprefix("-").isdecimal() for key in value):
+        return {int(key): one for key, one in value.items()}
+    return value
 
 
 def _either(output: Any) -> list[Any]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from math import isfinite
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -115,6 +116,7 @@ class Loader:
         self._check = check
         self._progress = progress
         self._lengths: list[int] = []
+        self._ease: dict[str, float] = {}
         self._unrendered = 0
         self._held_out = False
         self.report = LoadReport()
@@ -141,6 +143,10 @@ class Loader:
         self.report.read = self.report.used + self.report.over_long + self.report.refused
         if not rows:
             self._refuse_all(spec.name, before)
+        if self._data.curriculum and not self._held_out and all(row.ease is None for row in rows):
+            raise DataError(
+                f"{spec.name}: no row has a number in the column {self._data.curriculum} of data.curriculum"
+            )
         return Source(spec.name, spec.weight, rows)
 
     def _refuse_all(self, name: str, before: LoadReport) -> NoReturn:
@@ -167,13 +173,18 @@ class Loader:
 
     def _rows(self, name: str) -> Iterator[Row]:
         batch: list[tuple[str, Candidate | str]] = []
-        rows = read(name, self._data.split, columns=self._functions or bool(self._reader), held_out=self._held_out)
+        columns = self._functions or bool(self._reader or self._data.curriculum)
+        rows = read(name, self._data.split, columns=columns, held_out=self._held_out)
         for number, (place, values) in enumerate(rows, 1):
             self.report.read += 1
+            ease = values.get(self._data.curriculum or "")
+            if isinstance(ease, int | float) and isfinite(ease):
+                self._ease[place] = float(ease)
             batch.append((place, self._candidate(values)))
             if len(batch) == BATCH:
                 yield from self._usable(batch)
                 batch = []
+                self._ease.clear()
             if self._progress and number % BATCH == 0:
                 self._progress(name, number)
         yield from self._usable(batch)
@@ -289,6 +300,7 @@ class Loader:
                     columns,
                     opened,
                     self._episode,
+                    self._ease.get(place),
                 )
 
     def _fit(self, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.int32] | None:

@@ -34,13 +34,23 @@ class PromptStream:
         sources: results of `Loader.load`.
         seed: of the run.
         shuffle: without it, rows come in the order of their files, and sources are interleaved.
+        curriculum: the column of `Row.ease`: each pass of a source goes from the easiest row to the hardest, those of
+            unknown ease last. Sources are interleaved.
         epochs: of the whole stream; None: no end.
     """
 
-    def __init__(self, sources: Sequence[Source], seed: int, shuffle: bool = True, epochs: int | None = None) -> None:
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        seed: int,
+        shuffle: bool = True,
+        epochs: int | None = None,
+        curriculum: str | None = None,
+    ) -> None:
         self._sources = sources
         self._seed = seed
         self._shuffle = shuffle
+        self._curriculum = curriculum
         self._shares = _shares(sources)
         self._epoch_size = sum(self._shares)
         self._end = None if epochs is None else epochs * self._epoch_size
@@ -101,22 +111,26 @@ class PromptStream:
         self._retired = set(state["retired"])
 
     def _order(self) -> dict[str, Any]:
-        return {"run.seed": self._seed, "data.shuffle": self._shuffle}
+        return {"run.seed": self._seed, "data.shuffle": self._shuffle, "data.curriculum": self._curriculum}
 
     def _make_epoch_order(self, epoch: int) -> npt.NDArray[np.int64]:
         """(positions of an epoch, 2): the source, and the number of its position within this epoch."""
         order = np.array([(i, turn) for i, share in enumerate(self._shares) for turn in range(share)], dtype=np.int64)
-        if self._shuffle:
+        if self._shuffle and not self._curriculum:
             return np.random.default_rng(derive(self._seed, "epoch", epoch)).permutation(order)
         shares = np.array(self._shares)[order[:, 0]]
         return order[np.argsort((order[:, 1] + 0.5) / shares, kind="stable")]
 
     def _make_pass_order(self, index: int, number: int) -> npt.NDArray[np.int64]:
         """The order of a source's rows in its `number`-th pass."""
-        count = len(self._sources[index].rows)
-        if not self._shuffle:
-            return np.arange(count)
-        return np.random.default_rng(derive(self._seed, "pass", index, number)).permutation(count)
+        rows = self._sources[index].rows
+        order = np.arange(len(rows))
+        if self._shuffle:
+            order = np.random.default_rng(derive(self._seed, "pass", index, number)).permutation(order)
+        if self._curriculum:
+            hardness = np.array([np.inf if row.ease is None else -row.ease for row in rows])
+            order = order[np.argsort(hardness[order], kind="stable")]
+        return order
 
 
 def _shares(sources: Sequence[Source]) -> list[int]:
@@ -137,4 +151,6 @@ def _data_hash(sources: Sequence[Source]) -> str:
         digest.update(f"{source.weight}/{len(source.rows)}".encode())
         for row in source.rows:
             digest.update(row.token_ids.tobytes())
+            if row.ease is not None:
+                digest.update(repr(row.ease).encode())
     return digest.hexdigest()

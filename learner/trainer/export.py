@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import torch
@@ -38,7 +40,8 @@ def export(run_dir: Path, step: int | None, folder: Path) -> int:
     place = folder.resolve()
     partial = place.with_name(f".{place.name}.{os.getpid()}.partial")
     try:
-        write(checkpoint_dir.shares(checkpoints, chosen), settings, partial)
+        with redirect_stdout(sys.stderr):  # DeepSpeed says there what it finds, before the JSON of a command
+            write(checkpoint_dir.shares(checkpoints, chosen), settings, partial)
         durable_files.sync_tree(partial)  # a folder that a power cut leaves is whole
         partial.replace(place)
         durable_files.sync_folder(place.parent)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -14,13 +15,16 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from datasets import Dataset, DatasetDict
 
 import olmorl
 from olmorl import config
 from olmorl.deploy import api
+from olmorl.deploy.run_tables import RunTables
 from olmorl.errors import ConfigError, DataError, UserError
 from olmorl.run_dir import RunFiles
 from olmorl.verifiers.environments.forked_environments import ForkedEnvironments
+from tests import ten_numbers
 from tests.verifiers.environments.test_forked_environments import calls, episode, prompt
 from tests.waiting import until
 
@@ -163,6 +167,84 @@ def test_a_run_gives_its_tables_and_goes_on(tmp_path: Path, capfd: pytest.Captur
         olmorl.run(simulated(tmp_path, 3), overrides=longer, resume=True)
     tables = olmorl.run(simulated(tmp_path, 3), overrides=longer, resume=True, change=True)
     assert tables.metrics.column("step").to_pylist() == [1, 2, 3, 4, 5]
+
+
+def test_rows_of_this_process_are_training_and_evaluation_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "_command", lambda *_: (0, ""))
+    monkeypatch.setattr(api, "read_run", lambda folder: folder)
+    given = [{"prompt": [{"role": "user", "content": f"{n}?"}], "wanted": n, "level": n / 2} for n in range(9)]
+    rows = Dataset.from_list(given)
+    held_out = DatasetDict({"low": rows.select(range(2)), "high": rows.select(range(2, 5))})
+
+    def files(entries: list[str]) -> dict[str, list[Any]]:
+        named = {entry.rpartition("=")[0]: Path(entry.rpartition("=")[2]) for entry in entries}
+        return {name: [json.loads(line) for line in file.read_text().splitlines()] for name, file in named.items()}
+
+    olmorl.run(simulated(tmp_path, 3), dataset=rows.to_iterable_dataset(), evaluation=held_out)
+    recipe = config.load(tmp_path / "test.inputs" / "recipe.toml")
+    assert files(recipe.data.train) == {"": given}
+    assert files(recipe.evaluation.data) == {"low": given[:2], "high": given[2:5]}
+    olmorl.run(simulated(tmp_path, 3), evaluation=rows)
+    assert files(config.load(tmp_path / "test.inputs" / "recipe.toml").evaluation.data) == {"held_out": given}
+    with pytest.raises(DataError, match=r"it has several parts \(low, high\); give one of them"):
+        olmorl.run(simulated(tmp_path, 1), dataset=held_out)
+
+
+@pytest.mark.cluster
+def test_a_run_hands_over_its_lines_and_stops_when_it_is_told(tmp_path: Path) -> None:
+    lines: list[dict[str, Any]] = []
+
+    def on_step(line: dict[str, Any]) -> bool:
+        lines.append(line)
+        if line["step"] == 3:  # answers are written behind the steps
+            until(lambda: are_made_again(olmorl.read_run(tmp_path / "test"), 2))
+        return bool(line["step"] >= 3)
+
+    def are_made_again(tables: RunTables, step: int) -> bool:
+        numbers, line = ten_numbers.of_step(tables, step), tables.metrics.to_pylist()[step - 1]
+        return bool({name: line[name] for name in numbers} == pytest.approx(numbers))
+
+    tables = olmorl.run(simulated(tmp_path, 1000), on_step=on_step)
+    assert all(are_made_again(tables, step) for step in range(1, tables.metrics.num_rows + 1))
+    steps = [line["step"] for line in lines]
+    assert steps == tables.metrics.column("step").to_pylist() == list(range(1, len(steps) + 1))
+    assert 3 <= steps[-1] < 1000 and (tmp_path / "test" / "checkpoints" / f"step_{steps[-1]}" / "complete").exists()
+
+    # A run that goes on hands over its new steps alone; an exception stops it.
+    def fails(line: dict[str, Any]) -> None:
+        lines.append(line)
+        if line["step"] > steps[-1] + 1:
+            raise LookupError("enough")
+
+    with pytest.raises(LookupError, match="enough"):
+        olmorl.run(simulated(tmp_path, 1000), on_step=fails, resume=True)
+    assert [line["step"] for line in lines[len(steps) :]] == [steps[-1] + 1, steps[-1] + 2]
+    tables = olmorl.read_run(tmp_path / "test")
+    assert set(tables.metrics.column("incarnation").to_pylist()) == {1, 2}
+    assert all(are_made_again(tables, step) for step in range(1, tables.metrics.num_rows + 1))
+    assert "stopped" in RunFiles(tmp_path / "test").ended.read_text()
+
+
+def test_a_line_is_handed_over_again_when_an_evaluation_was_added(tmp_path: Path) -> None:
+    path, seen = tmp_path / "metrics.jsonl", list[dict[str, Any]]()
+    lines = [{"step": n, "incarnation": 1} for n in range(1, 4)]
+    new = api._NewLines(path, seen.append)
+
+    def write(*lines: dict[str, Any]) -> list[dict[str, Any]]:
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        seen.clear()
+        assert not new.look()
+        return seen
+
+    assert write(*lines[:2]) == lines[:2]
+    assert write(*lines[:2]) == []
+    assert write(lines[0], {**lines[1], "eval_a_accuracy": 1}, lines[2]) == [
+        {**lines[1], "eval_a_accuracy": 1},
+        lines[2],
+    ]
+    # Steps that another start takes again are no news.
+    again = [{"step": n, "incarnation": 2} for n in range(2, 5)]
+    assert write(lines[0], again[0]) == [] and write(lines[0], *again) == again[2:]
 
 
 @pytest.fixture

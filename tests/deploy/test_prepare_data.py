@@ -36,6 +36,8 @@ def test_gsm8k_takes_the_text_after_the_marker() -> None:
         (r"First \boxed{1}, then $\boxed{\frac{1}{2}}$.", r"\frac{1}{2}"),
         (r"\fbox{x^{2}}", "x^{2}"),
         (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+        (r"$\boxed{1}$, no: $\boxed 5$.", "5"),
+        (r"\fbox{1} and $\boxed\frac{1}{2}$", r"\frac{1}{2}"),
     ],
 )
 def test_the_last_box_is_read_with_its_inner_braces(solution: str, answer: str) -> None:
@@ -43,7 +45,7 @@ def test_the_last_box_is_read_with_its_inner_braces(solution: str, answer: str) 
     assert math({"problem": "?", "solution": solution}) == ("?", answer, None, solution)
 
 
-@pytest.mark.parametrize("solution", ["42", r"\boxed{\frac{1}{2}"])
+@pytest.mark.parametrize("solution", ["42", r"\boxed{\frac{1}{2}", r"$\boxed$ 3"])
 def test_a_solution_without_a_whole_box_is_unusable(solution: str) -> None:
     with pytest.raises(ValueError, match="box"):
         last_box(solution)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,6 +47,52 @@ def test_metrics_and_draws(run: Path) -> None:
         assert tables.metrics[name].to_pylist() == [line.get(name) for line in lines]
     assert [row["draw"] for row in tables.draws.to_pylist()] == [row["prompt_id"] for row in ledger.read_ledger(run)]
     assert set(tables.draws["outcome"].to_pylist()) == {"trained", "zero_gradient", "failed"}
+
+
+def test_metrics_have_types_and_meanings(run: Path) -> None:
+    path = run / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        line |= {
+            "grad_norm": None,
+            "reward_math_mean": 0.5,
+            "my_own": "text",
+            "source_math_reward_mean": 0.5,
+            "lag_mean": 1 if line["step"] == 1 else 1.5,
+        }
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 4, "torn')
+    found = {field.name: (str(field.type), field.metadata[b"meaning"].decode()) for field in _metrics_of(run).schema}
+    assert found["step"][0] == found["lag_max"][0] == "int64" and found["my_own"] == ("string", "")
+    assert {found[name][0] for name in ("grad_norm", "lag_mean", "loss", "reward_mean")} == {"double"}
+    assert found["loss"] == ("double", "Loss of the step.")
+    assert found["reward_math_mean"][1].startswith("Mean reward that a verifier gave")
+    assert found["source_math_reward_mean"][1].startswith("Mean reward since the last step.")
+
+
+def _metrics_of(run: Path) -> Any:
+    return olmorl.read_run(run).metrics
+
+
+def test_a_run_that_trains_may_remove_and_end_files_meanwhile(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files of the listing are those of a moment ago."""
+    first, second, third = listed = rollout_log.files(run / "rollouts")
+    partial = second.with_name(second.name.replace(".jsonl.zst", ".partial.jsonl.zst"))
+    monkeypatch.setattr(rollout_log, "files", lambda folder: [first, partial, third])
+    first.unlink()
+    answers = olmorl.read_run(run).answers.to_pylist()
+    assert {row["filed"] for row in answers} == {2, 3} and len(answers) == 2 * 4 * 4
+    assert len(listed) == 3
+
+
+def test_fifty_thousand_answers_are_read_in_less_than_two_seconds(tmp_path: Path) -> None:
+    folder = MadeRun(tmp_path / "large", steps=100, trained=60, filtered=3, group_size=8, tokens=40).folder
+    olmorl.read_run(folder)
+    times = []
+    for _ in range(3):
+        before = time.process_time()
+        answers = olmorl.read_run(folder).answers
+        times.append(time.process_time() - before)
+    assert answers.num_rows == 50_400 and min(times) < 2, times
 
 
 def test_the_columns_are_typed_and_documented_also_of_an_empty_run(tmp_path: Path) -> None:

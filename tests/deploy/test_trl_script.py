@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 from peft import LoraConfig
+from transformers import TrainerCallback
 
 from olmorl import config
 from olmorl.config import Lora
 from olmorl.deploy import api, trl_script
-from olmorl.errors import ConfigError
+from olmorl.errors import ConfigError, DataError
 from olmorl.learner.algorithm.presets import resolve
 from olmorl.trl import GRPOConfig, GRPOTrainer
 from olmorl.verifiers.environments.forked_environments import ForkedEnvironments, schemas
@@ -99,7 +100,10 @@ def test_rewards_that_are_normalized_one_by_one() -> None:
         ({"push_to_hub": True}, "push_to_hub = True"),
         ({"optim": "adafactor"}, "optim = 'adafactor'"),
         ({"model_init_kwargs": {"dtype": "bfloat16"}}, "model_init_kwargs"),
-        ({"eval_strategy": "steps"}, "eval_strategy"),
+        ({"eval_strategy": "steps"}, "eval_strategy = 'steps' needs an eval_dataset"),
+        ({"eval_strategy": "always"}, "eval_strategy = 'always'"),
+        ({"save_strategy": "best"}, "save_strategy = 'best'"),
+        ({"metric_for_best_model": "reward"}, "metric_for_best_model: no counterpart"),
         ({"report_to": ["wandb", "swanlab"]}, "report_to = 'wandb, swanlab'"),
         ({"reward_weights": [1.0, 2.0]}, "2 entries for 1 functions"),
         ({"learning_rate": 7.0}, "learner.learning_rate"),
@@ -114,15 +118,112 @@ def test_what_has_no_counterpart_is_named(arguments: dict[str, Any], says: str) 
     ("call", "says"),
     [
         (lambda: GRPOTrainer("m", exact, peft_config=object()), "peft_config: adapters are LoRA here"),
-        (lambda: GRPOTrainer("m", exact, callbacks=[print]), "callbacks: no counterpart"),
+        (lambda: GRPOTrainer("m", exact, None, ROWS, processing_class=1), "processing_class: no counterpart"),
+        (lambda: GRPOTrainer("m", exact, None, ROWS, callbacks=[print]), "print> is no TrainerCallback: no counter"),
+        (lambda: GRPOTrainer("m", exact, None, ROWS, callbacks=[Substeps]), r"callbacks: Substeps\.on_substep_end: no"),
+        (lambda: GRPOTrainer("m", exact, None, ROWS).train("out/checkpoint-5"), "True goes on with the newest checkpo"),
         (lambda: GRPOTrainer(object(), exact), "folder or hub name"),  # type: ignore[arg-type]
         (lambda: GRPOTrainer("m", ["org/reward-model"]), "verifiers.reward_model"),  # type: ignore[list-item]
         (lambda: GRPOTrainer("m", exact, GRPOConfig(), iter(ROWS)), "set max_steps"),
+        (lambda: GRPOTrainer("m", exact, GRPOConfig(), "rows.jsonl"), "set max_steps"),
+        (lambda: GRPOTrainer("m", exact, GRPOConfig(max_steps=3, save_strategy="epoch"), iter(ROWS)), "save_steps"),
     ],
 )
 def test_what_a_trainer_cannot_take_is_named(call: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         call()
+
+
+class Substeps(TrainerCallback):
+    def on_substep_end(self, *arguments: Any, **more: Any) -> None: ...
+
+
+def test_arguments_are_attributes_and_may_be_set() -> None:
+    args = GRPOConfig(output_dir="out/mine")
+    assert (args.output_dir, args.per_device_train_batch_size) == ("out/mine", 8)
+    args.learning_rate = 3e-6
+    args.num_generation = 4
+    with pytest.raises(ConfigError, match="num_generation: no counterpart"):
+        GRPOTrainer("m", exact, args, ROWS)
+    del args.num_generation
+    assert GRPOTrainer("m", exact, args, ROWS).recipe.learner.learning_rate == 3e-6
+
+
+def test_evaluations_and_checkpoints_come_after_so_many_learner_steps() -> None:
+    given = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "steps_per_generation": 8}
+    args = GRPOConfig(
+        **given, max_steps=100, eval_strategy="steps", eval_steps=0.1, save_steps=8, num_generations_eval=2,
+        temperature=0.7,
+    )  # fmt: skip
+    found = GRPOTrainer("m", exact, args, ROWS, eval_dataset=ROWS[:3]).recipe
+    assert (found.schedule.steps, found.evaluation.every, found.checkpoint.every) == (25, 3, 2)
+    assert (found.evaluation.samples, found.evaluation.temperature) == (2, 0.7)
+    args = GRPOConfig(**given, eval_strategy="epoch", save_strategy="epoch", eval_steps=5)
+    found = GRPOTrainer("m", exact, args, ROWS, ROWS[:3]).recipe
+    assert (found.schedule.steps, found.evaluation.every, found.checkpoint.every) == (15, 5, 5), "20 rows, 4 a step"
+    assert found.evaluation.samples == 8
+
+
+class Watcher(TrainerCallback):
+    def __init__(self, stop_at: int = 100) -> None:
+        self.stop_at, self.seen = stop_at, list[Any]()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        self.seen.append(("begin", args.output_dir, state.max_steps))
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **more: Any) -> None:
+        self.seen.append(("log", state.global_step, logs["reward"], logs["rewards/exact/mean"]))
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> Any:
+        control.should_training_stop = state.global_step >= self.stop_at
+        return control
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **more: Any) -> None:
+        self.seen.append(("evaluate", metrics["eval_reward"]))
+
+    def on_save(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        control.should_evaluate = True
+        self.seen.append(("save", state.global_step))
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        self.seen.append(("end", state.log_history[-1]["step"]))
+
+
+def test_callbacks_follow_the_lines_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [{"step": n, "reward_mean": n / 10, "reward_exact_mean": n / 20} for n in (1, 2)]
+    stops = []
+
+    def run(recipe: Any, *, evaluation: Any, on_step: Any, **_: Any) -> str:
+        assert evaluation == {"held": ROWS[:2]}
+        stops.extend(map(on_step, lines))
+        folder = recipe.run_dir / "checkpoints" / "step_2"
+        folder.mkdir(parents=True)
+        (folder / "complete").touch()
+        stops.append(on_step({**lines[1], "eval_held_out_reward_mean": 0.5, "eval_held_out_version": 2}))
+        return "tables"
+
+    monkeypatch.setattr(api, "run", run)
+    args = GRPOConfig(output_dir=str(tmp_path / "mine"), max_steps=7, eval_strategy="steps")
+    watcher = Watcher(2)
+    trainer = GRPOTrainer("m", exact, args, ROWS, {"held": ROWS[:2]}, callbacks=[Watcher, watcher])
+    with pytest.warns(UserWarning, match="should_evaluate of a callback has no effect"):
+        assert trainer.train() == "tables"
+    assert stops == [False, True, True]
+    assert watcher.seen == [
+        ("begin", str(tmp_path / "mine"), 7), ("log", 1, 0.1, 0.05), ("log", 2, 0.2, 0.1), ("evaluate", 0.5),
+        ("save", 2), ("end", 2),
+    ]  # fmt: skip
+
+
+def test_the_model_is_copied_once_it_is_there(tmp_path: Path) -> None:
+    trainer = GRPOTrainer("m", exact, GRPOConfig(output_dir=str(tmp_path / "mine")), ROWS)
+    with pytest.raises(DataError, match="the run is not over; of a checkpoint: olmorl-ctl"):
+        trainer.save_model()
+    (tmp_path / "mine" / "export").mkdir(parents=True)
+    (tmp_path / "mine" / "export" / "config.json").write_text("{}")
+    trainer.save_model()
+    trainer.save_model(str(tmp_path / "saved"))
+    assert (tmp_path / "mine" / "config.json").exists() and (tmp_path / "saved" / "config.json").exists()
 
 
 def test_adapters() -> None:

@@ -39,6 +39,7 @@ import torch
 import olmorl
 from olmorl.deploy.control import cli
 from olmorl.learner.storage import rollout_log
+from tests import ten_numbers
 from tests.end_to_end.launching import Launch
 
 STEPS, MORE_STEPS, WARMUP = 4, 6, 2
@@ -734,26 +735,11 @@ def evaluation_tokens(session: Session, step: int) -> set[int]:
 
 def test_the_tables_of_the_run_give_its_numbers_again(session: Session) -> None:
     tables = olmorl.read_run(session.run.run_dir)
-    answers, draws = tables.answers.to_pandas(), tables.draws.to_pandas()
     assert tables.metrics.num_rows == len(session.lines) == MORE_STEPS
-    train = answers[answers.evaluation.isna()]
     for line in tables.metrics.to_pylist():
-        scored, batch = train[train.filed == line["step"]], train[train.step == line["step"]]
-        rewards = scored.reward.dropna()
-        expected = {
-            "reward_mean": rewards.mean(),
-            "reward_std": rewards.std(ddof=0),
-            "batch_reward_mean": batch.reward.mean(),
-            "batch_groups": batch.draw.nunique(),
-            "batch_tokens": batch.tokens.sum(),
-            "lag_max": line["step"] - 1 - batch.oldest_version.min(),
-            "completion_tokens_mean": scored.tokens.mean(),
-            "completion_tokens_max": scored.tokens.max(),
-            "truncated_fraction": (scored.finish_reason == "length").mean(),
-            "groups_trained_total": train[train.step <= line["step"]].draw.nunique(),
-        }
+        expected = ten_numbers.of_step(tables, line["step"])
         assert {name: line[name] for name in expected} == pytest.approx(expected)
-    outcomes = draws.outcome.value_counts()
+    outcomes = tables.draws.to_pandas().outcome.value_counts()
     for outcome in ("trained", "zero_gradient", "failed"):
         assert session.lines[-1][f"groups_{outcome}_total"] <= outcomes.get(outcome, 0)
     assert outcomes["trained"] == session.lines[-1]["groups_trained_total"]

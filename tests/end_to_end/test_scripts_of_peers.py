@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from transformers import AutoModelForCausalLM
 
 from olmorl import read_run
 from tests.deploy.test_numbers_of_peers import REWARDS
@@ -92,6 +93,80 @@ def test_a_script_of_trl(tmp_path: Path, policy: Path, rows: list[dict[str, Any]
         assert verdicts["by_tokens"] == one["tokens"] and set(verdicts) == set(functions.split(", "))
         assert one["reward"] == sum(reward for reward in verdicts.values() if reward is not None)
         assert verdicts.get("of_code") is None and verdicts.get("of_math", 1) is not None
+
+
+WITH_CALLBACKS = """
+import sys
+from datasets import Dataset
+from transformers import TrainerCallback
+from olmorl.trl import GRPOConfig, GRPOTrainer
+{rewards}
+
+class Seen(TrainerCallback):
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        print("logged", state.global_step, logs["reward"], logs["rewards/by_form/mean"], file=seen)
+
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_training_stop = "resume" not in sys.argv
+
+    def on_evaluate(self, args, state, control, metrics=None, **kwargs):
+        print("evaluated", metrics["eval_prompts"], metrics["eval_reward"], file=seen)
+
+seen = open("seen.txt", "a")
+rows = Dataset.from_list({rows})
+args = GRPOConfig(
+    output_dir="runs/test", max_steps=12, per_device_train_batch_size=8, num_generations=4, max_completion_length=16,
+    max_prompt_length=64, learning_rate=1e-5, logging_steps=1, use_cpu=True, bf16=False, reward_weights=[0.5, 0.1, 2],
+    eval_strategy="steps", eval_steps=4, num_generations_eval=2, save_steps=4,
+)
+trainer = GRPOTrainer(
+    model={policy!r}, reward_funcs=[by_form, letters, of_code], args=args, train_dataset=rows,
+    eval_dataset=rows.select(range(3)), callbacks=[Seen()], overrides={{"actors.enforce_eager": True}},
+)
+trainer.train(resume_from_checkpoint="resume" in sys.argv)
+if "resume" in sys.argv:
+    trainer.save_model("saved")
+"""
+LETTERS = """
+def letters(prompts, completions, log_metric, **kwargs):
+    found = [sum(letter.isalpha() for letter in one[-1]["content"]) for one in completions]
+    log_metric("letters", max(found))
+    return found
+"""
+
+
+def test_a_script_of_trl_with_an_evaluation_and_callbacks_goes_on(tmp_path: Path, policy: Path) -> None:
+    rows = [{**one, "task": "math"} for one in TURNS]
+    script = tmp_path / "train.py"
+    script.write_text(WITH_CALLBACKS.format(rewards=REWARDS + LETTERS, rows=rows, policy=str(policy)))
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    for words in ([], ["resume"]):
+        done = subprocess.run(
+            [sys.executable, script, *words],
+            cwd=tmp_path,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=290,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    tables = read_run(tmp_path / "runs" / "test")
+    lines = tables.metrics.to_pylist()
+    assert [line["step"] for line in lines] == [*range(1, 13)] and {line["incarnation"] for line in lines} == {1, 2}
+    seen = [line.split() for line in (tmp_path / "seen.txt").read_text().splitlines()]
+    logged = [words for what, *words in seen if what == "logged"]
+    assert [int(step) for step, *_ in logged] == [*range(1, 13)]
+    assert [float(reward) for _, reward, _ in logged] == [line["reward_mean"] for line in lines]
+    assert [float(reward) for *_, reward in logged] == [line["reward_by_form_mean"] for line in lines]
+    assert all(line["logged_letters_mean"] > 0 for line in lines)
+    evaluated = [words for what, *words in seen if what == "evaluated"]
+    assert len(evaluated) >= 2 and {prompts for prompts, _ in evaluated} == {"3"}
+    for one in tables.answers.to_pylist():
+        verdicts = {name: verdict["reward"] for name, verdict in json.loads(one["verdicts"]).items()}
+        assert verdicts["of_code"] is None, "it is for other rows"
+        assert one["reward"] == pytest.approx(0.5 * verdicts["by_form"] + 0.1 * verdicts["letters"])
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "saved").num_parameters() > 0
 
 
 def test_a_script_of_verl(tmp_path: Path, policy: Path) -> None:

@@ -15,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import hf_xet
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -25,6 +26,7 @@ from olmorl.learner.storage.checkpoint_dir import Part
 from olmorl.learner.storage.ledger_state import LedgerState
 from olmorl.learner.trainer import model as models
 from olmorl.learner.trainer.checkpoint_shards import KINDS, ParameterPiece, Share
+from olmorl.learner.trainer.export import export
 from olmorl.run_dir import RunFiles
 from tests.end_to_end.recipes import make_policy
 
@@ -46,6 +48,8 @@ class Hub:
         """Keeps uploads waiting until it is set."""
         self.fails = 0
         """The status of the next answers, if not 0."""
+        self.xet = ""
+        """Where hf_xet stores large files. `local://FOLDER` is its own stand-in for a server."""
         self.address = ""
 
     def answer(self, method: str, path: str, body: bytes) -> tuple[int, Any]:
@@ -74,6 +78,8 @@ class Hub:
                     for file in files
                 ]
                 return 200, {"files": modes}
+            case "GET", ["api", "models", _, _, "xet-write-token", "main"]:
+                return 200, {"casUrl": self.xet, "exp": 2_000_000_000, "accessToken": "xet"}
             case "POST", [_, _, "info", "lfs", "objects", "batch"]:
                 wanted = json.loads(body)["objects"]
                 return 200, {"transfer": "basic", "objects": [self._instructions(each) for each in wanted]}
@@ -99,7 +105,7 @@ class Hub:
             if line["key"] == "file":
                 files[value["path"]] = base64.b64decode(value["content"])
             elif line["key"] == "lfsFile":
-                files[value["path"]] = self.objects[value["oid"]]
+                files[value["path"]] = value["oid"].encode() if self.xet else self.objects[value["oid"]]
         return files
 
 
@@ -111,7 +117,7 @@ def hub() -> Iterator[Hub]:
         protocol_version = "HTTP/1.1"
 
         def _do(self) -> None:
-            if self.path.startswith("/upload/"):
+            if self.path.startswith("/upload/") or "/xet-write-token/" in self.path:
                 here.arriving.set()
                 if here.hold is not None:
                     here.hold.wait(60)
@@ -200,6 +206,34 @@ def test_a_push_that_is_killed_leaves_no_commit_and_a_repeat_ends_well(run_dir: 
     assert sum(weight.numel() for weight in model.parameters()) > 0 and (there / "tokenizer.json").is_file()
 
 
+def test_a_push_by_xet_that_is_killed_leaves_no_commit_and_a_repeat_stores_the_policy(
+    run_dir: Path, hub: Hub, tmp_path: Path
+) -> None:
+    store = tmp_path / "xet"
+    store.mkdir()
+    hub.xet, hub.hold = f"local://{store}", threading.Event()
+    killed = push(run_dir, hub, tmp_path, "me/policy", HF_HUB_DISABLE_XET="0")
+    assert hub.arriving.wait(120)
+    killed.kill()
+    killed.wait()
+    hub.hold.set()
+    assert hub.commits == []
+    sizes = []
+    for _ in range(2):
+        again = push(run_dir, hub, tmp_path, "me/policy", HF_HUB_DISABLE_XET="0")
+        printed = again.communicate(timeout=120)[0]
+        assert again.returncode == 0, printed
+        sizes.append(sum(path.stat().st_size for path in store.glob("xet/xorbs/xorbs/default.*[0-9a-f]")))
+    assert 0 < sizes[0] == sizes[1] and hub.uploads == 0, "what the store has is not sent again"
+    export(run_dir, 4, tmp_path / "model")
+    weights = tmp_path / "model" / "model.safetensors"
+    assert hub.commits[0]["model.safetensors"].decode() == hashlib.sha256(weights.read_bytes()).hexdigest()
+    (known,) = hf_xet.hash_files([str(weights)])
+    with hf_xet.XetSession().new_file_download_group(endpoint=hub.xet) as stored:
+        stored.start_download_file(hf_xet.XetFileInfo(known.hash, known.file_size), str(tmp_path / "back"))
+    assert (tmp_path / "back").read_bytes() == weights.read_bytes()
+
+
 def test_an_export_of_the_run_is_pushed_as_it_is(run_dir: Path, hub: Hub, tmp_path: Path) -> None:
     folder = RunFiles(run_dir).export_of(4)
     folder.mkdir(parents=True)
@@ -211,6 +245,12 @@ def test_an_export_of_the_run_is_pushed_as_it_is(run_dir: Path, hub: Hub, tmp_pa
         shutil.rmtree(folder.parent)
     assert done.returncode == 0, printed
     assert hub.commits == [{"config.json": b"{}"}] and hub.repositories["me/other"]["visibility"] == "public"
+
+
+def test_the_json_of_an_export_is_all_that_is_printed(run_dir: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "olmorl.deploy.control.cli", run_dir, "export", tmp_path / "model", "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0 and json.loads(done.stdout)["step"] == 4, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,11 @@ def dolci(path: Path, each: int) -> str:
     for number in range(each):
         for source in DOLCI_THINK_RL:
             dataset, label = next((LABELS[part] for part in LABELS if part in source), (["math"], [str(number)]))
+            of_verl = "DAPO" in source  # the table has these columns for all sources
             rows.append({"prompt": f"user: Question {number} of {source}", "ground_truth": label, "dataset": dataset,
-                         "original_dataset": source, "passrate": 0.25, "input_ids_prompt": [1, 2, 3]})  # fmt: skip
+                         "original_dataset": source, "passrate": 0.25, "input_ids_prompt": [1, 2, 3],
+                         "data_source": "math_dapo" if of_verl else None,
+                         "reward_model": {"ground_truth": label[0] if of_verl else None, "style": None}})  # fmt: skip
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
 
@@ -52,10 +55,10 @@ def test_dolci_by_source_with_weights_and_a_seed(tmp_path: Path, capsys: pytest.
     names = {part: next(name for name in DOLCI_THINK_RL if part in name) for part in ("acecoder", "omega", "IF_multi")}
     assert (counts[names["acecoder"]], counts[names["omega"]], counts[names["IF_multi"]]) == (7, 4, 0)
     assert {number for name, number in counts.items() if name not in names.values()} <= {8, 9} and len(made) == 115
-    assert set(made[0]) == {"prompt", "ground_truth", "dataset", "original_dataset", "passrate"}
+    assert set(made[0]) == {"prompt", "ground_truth", "dataset", "original_dataset", "passrate", "reward_model"}
     assert all(layout(row, None, False).labelled() for row in made)
     shown = capsys.readouterr().out
-    assert "(published: 29,813)" in shown and "are a reader's count" in shown
+    assert "(published: 29,813)" in shown and "are a reader's count" in shown and "Olmo 3 has 104,869: math" in shown
     first = out.read_text()
     assert main([*words, "--force"]) == 0 and out.read_text() == first
     assert main([*words, "--force", "--seed", "1"]) == 0 and out.read_text() != first

@@ -10,11 +10,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, pvariance
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -114,6 +114,15 @@ def test_the_numbers_of_two_models_are_those_of_a_script(use: Use, capsys: pytes
         for k in (2, 3, 6):
             assert {name: numbers(found, place)[name] for name in reckoned(own, k)} == pytest.approx(reckoned(own, k))
         assert found["models"][place]["completion_tokens_mean"] == fmean(len(row["completion"]) for row in own)
+        average = found["models"][place]["numbers"]["avg@6"]
+        shares: dict[str, float] = defaultdict(float)
+        for row in own:
+            shares[row["row"]] += (row["completion"] == f"It is {row['ground_truth'][0]}.") / 6
+        # Wilson's bounds, for as many single answers as have the variance of this mean.
+        mean, alike = fmean(shares.values()), pvariance(shares.values()) / 11
+        for bound in (average["low"], average["high"]):
+            variance = bound * (1 - bound) * alike / (mean * (1 - mean))
+            assert (bound - mean) ** 2 == pytest.approx(1.959964**2 * variance, rel=1e-5)
     gap = found["differences"][0]["numbers"]["avg@6"]
     assert gap["mean"] == pytest.approx(numbers(found, 1)["avg@6"] - numbers(found)["avg@6"])
     assert gap["low"] < gap["mean"] < gap["high"] and gap["prompts"] == 12

@@ -1,9 +1,14 @@
-"""`olmorl-eval` with vLLM: a model folder, and a checkpoint of a run whose weights are the folder's."""
+"""`olmorl-eval` with vLLM: a folder, an export, a checkpoint and a hub model of the same weights, in one table."""
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,14 +17,16 @@ from olmorl import config
 from olmorl.actors.vllm_engine.arguments import sampling_params
 from olmorl.deploy.demo.settings import ModelSize
 from olmorl.deploy.demo.tiny_model import build_model, build_tokenizer
-from olmorl.deploy.evaluation.cli import main
 from olmorl.learner.storage import checkpoint_dir
 from olmorl.learner.storage.checkpoint_dir import Part
 from olmorl.learner.storage.ledger_state import LedgerState
 from olmorl.learner.trainer import model as models
+from olmorl.learner.trainer.export import export
 from olmorl.ports import Sampling
+from olmorl.run_dir import RunFiles
 from tests.learner.trainer.test_export import write
 
+ROOT = Path(__file__).resolve().parents[3]
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
@@ -42,9 +49,7 @@ def test_the_nucleus_reaches_vllm() -> None:
     assert sampling_params(Sampling(max_tokens=4)).top_p == 1.0
 
 
-def test_a_checkpoint_answers_as_the_folder_with_its_weights(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_export_a_checkpoint_and_a_model_of_the_hub_answer_as_the_folder_with_their_weights(tmp_path: Path) -> None:
     model = str(tmp_path / "model")
     tokenizer = build_tokenizer(256)
     build_model(ModelSize(hidden=64, intermediate=64, layers=2, heads=2, max_tokens=256), tokenizer, 0).save_pretrained(
@@ -52,22 +57,37 @@ def test_a_checkpoint_answers_as_the_folder_with_its_weights(
     )
     tokenizer.save_pretrained(model)
     run = run_of(tmp_path, model)
-    rows = tmp_path / "rows.jsonl"
+    export(run, 4, RunFiles(run).export)
+    cached = tmp_path / "home" / "hub" / "models--org--tiny"
+    (cached / "refs").mkdir(parents=True)
+    (cached / "refs" / "main").write_text("0" * 40)
+    shutil.copytree(model, cached / "snapshots" / ("0" * 40))
+    rows, out = tmp_path / "rows.jsonl", tmp_path / "answers.jsonl"
     rows.write_text(
         "".join(json.dumps({"prompt": f"{n}?", "ground_truth": "1", "dataset": "math"}) + "\n" for n in "abc")
     )
-    out = tmp_path / "answers.jsonl"
-    words = [model, f"{run}/checkpoints/step_4", str(rows), "-o", str(out), "--samples", "3", "--temperature", "1",
+    models = [model, f"{run}/checkpoints/step_4", f"{run}/export", "org/tiny"]
+    names = [model, f"{run}@4", f"{run}/export", "org/tiny"]
+    words = [*models, str(rows), "-o", str(out), "--samples", "3", "--temperature", "1",
              "--top-p", "0.9", "--max-tokens", "12", "--model.dtype", "float32", "--data.max_prompt_tokens", "32",
-             "--actors.kv_cache_gib", "0.1", "--actors.enforce_eager", "true", "--actors.max_running", "4"]  # fmt: skip
-    assert main([*words, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [one["model"] for one in found["models"]] == [model, f"{run}@4"]
+             "--actors.kv_cache_gib", "0.1", "--actors.enforce_eager", "true", "--actors.max_running", "4",
+             "--json"]  # fmt: skip
+
+    def evaluated(*more: str) -> dict[str, Any]:
+        environment = {**os.environ, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-m", "olmorl.deploy.evaluation.cli", *words, *more]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=800, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    found = evaluated()
+    assert [one["model"] for one in found["models"]] == names
+    assert [(one["model"], one["minus"]) for one in found["differences"]] == [(name, model) for name in names[1:]]
     answers = [json.loads(line) for line in out.read_text().splitlines()]
-    texts = {name: [row["completion_ids"] for row in answers if row["model"] == name] for name in (model, f"{run}@4")}
-    assert len(texts[model]) == 9 and texts[model] == texts[f"{run}@4"]
+    texts = {name: [row["completion_ids"] for row in answers if row["model"] == name] for name in names}
+    assert len(texts[model]) == 9 and all(texts[name] == texts[model] for name in names)
     assert len({tuple(tokens) for tokens in texts[model]}) > 6, "samples of one prompt differ"
     assert all(0 < len(row["completion_ids"]) <= 12 for row in answers)
     # What is there is not sampled again.
-    assert main([*words, "--json", "--resume"]) == 0
-    assert json.loads(capsys.readouterr().out)["models"] == found["models"]
+    assert evaluated("--resume")["models"] == found["models"]

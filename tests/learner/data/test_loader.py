@@ -131,6 +131,19 @@ def test_other_columns_are_kept_for_user_functions_only(tokenizer: Any, jsonl: C
     assert labelled.columns == {}
 
 
+def test_a_curriculum_reads_the_numbers_of_its_column(tokenizer: Any, jsonl: Callable[..., Path]) -> None:
+    path = str(jsonl(row("a", pass_rate=0.25), row("b", pass_rate=None), row(""), row("c", pass_rate=1), row("d")))
+    ours = Loader(Data(curriculum="pass_rate"), tokenizer, Verifiers())
+    assert [(one.messages, one.ease) for one in ours.load(path).rows] == [
+        ("a", 0.25), ("b", None), ("c", 1.0), ("d", None)
+    ]  # fmt: skip
+    assert all(one.ease is None for one in loader(tokenizer).load(path).rows)
+    other = Loader(Data(curriculum="passrate"), tokenizer, Verifiers())
+    with pytest.raises(DataError, match=r"no row has a number in the column passrate of data\.curriculum"):
+        other.load(path)
+    assert len(other.for_evaluation().load(path).rows) == 4
+
+
 def test_progress_is_reported_while_loading(tokenizer: Any, jsonl: Callable[..., Path]) -> None:
     seen: list[tuple[str, int]] = []
     path = str(jsonl(*[row(str(i)) for i in range(1100)]))

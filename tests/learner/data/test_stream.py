@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,32 @@ def test_a_restored_stream_goes_on_with_exactly_the_same_draws(at: int) -> None:
     assert names(whole, 100) == names(other, 100)
 
 
+def eased(name: str, rates: Sequence[float | None]) -> Source:
+    plain = source(name, len(rates))
+    return plain._replace(rows=[row._replace(ease=rate) for row, rate in zip(plain.rows, rates, strict=True)])
+
+
+def test_a_curriculum_goes_from_easy_to_hard_in_each_pass_and_continues_from_a_checkpoint() -> None:
+    rates = [n % 4 / 4 if n != 7 else None for n in range(20)]
+    sources = [eased("a", rates), eased("b", [0.5, 0.25])]
+    stream = PromptStream(sources, seed=1, curriculum="pass_rate")
+    drawn = names(stream, 44)
+    of_a = [int(name.partition(":")[2]) for name in drawn if name.startswith("a:")]
+    for one_pass in (of_a[:20], of_a[20:]):
+        assert sorted(one_pass) == list(range(20)) and one_pass[-1] == 7, "the row of unknown ease is last"
+        assert [rates[n] for n in one_pass[:-1]] == sorted([n % 4 / 4 for n in range(20) if n != 7], reverse=True)
+    assert of_a[:20] != of_a[20:], "rows of one rate are shuffled"
+    assert [name for name in drawn if name.startswith("b:")] == ["b:0", "b:1"] * 2
+    later = PromptStream(sources, seed=1, curriculum="pass_rate")
+    earlier = PromptStream(sources, seed=1, curriculum="pass_rate")
+    names(earlier, 13)
+    later.restore(earlier.state())
+    assert names(later, 31) == drawn[13:]
+    measured_again = [eased("a", [*rates[:-1], 0.9]), sources[1]]
+    with pytest.raises(DataError, match="the training data changed"):
+        PromptStream(measured_again, seed=1, curriculum="pass_rate").restore(earlier.state())
+
+
 def test_a_retired_row_never_comes_again_and_nothing_else_moves() -> None:
     sources = [source("a", 20)]
     plain, stream = PromptStream(sources, seed=3, epochs=3), PromptStream(sources, seed=3, epochs=3)
@@ -89,7 +116,11 @@ def test_a_checkpoint_of_other_data_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("changed", "says"),
-    [({"seed": 1}, r"run\.seed was 0 and is 1"), ({"shuffle": False}, r"data\.shuffle was True and is False")],
+    [
+        ({"seed": 1}, r"run\.seed was 0 and is 1"),
+        ({"shuffle": False}, r"data\.shuffle was True and is False"),
+        ({"curriculum": "pass_rate"}, r"data\.curriculum was None and is pass_rate"),
+    ],
 )
 def test_an_order_that_changed_is_refused(changed: dict[str, Any], says: str) -> None:
     state = PromptStream([source("a", 20)], seed=0).state()

@@ -208,7 +208,9 @@ def _learner(settings: Config, rank: RankMemory) -> MemoryPlace:
         MemoryPart("gradients", states.gradients),
         MemoryPart("buffers of the gradients' sum", states.buckets),
         MemoryPart("reference model", reference, "objective.kl_beta"),
-        MemoryPart("critic", rank.critic.standing if rank.critic else 0, 'objective.advantage = "gae"'),
+        MemoryPart(
+            "critic", rank.of_critic, "more than the policy" if rank.in_turns else 'objective.advantage = "gae"'
+        ),
         MemoryPart("activations", layers, row_note),
         MemoryPart("copied keys of prompts", copied, "one group with the longest prompt"),
         MemoryPart("logits", logits, "not while the layers' activations are at their peak"),
@@ -358,6 +360,7 @@ def _learner_host(settings: Config, placed: Placement, rank: RankMemory, weights
         MemoryPart("offloaded reference", shards + masters if offloaded else 0, "and the policy while it computes"),
         MemoryPart("export", _whole(settings, rank), "on the host of rank 0, after the last step"),
         MemoryPart("offloaded optimizer", rank.offloaded * ranks),
+        MemoryPart("policy and critic in turns", rank.asleep * ranks, "learner.offload_critic"),
         MemoryPart("offloaded activations", row, f"a row of {settings.row_tokens:,} tokens"),
         # Shorter rows need blocks of a half, a quarter and so on. Torch keeps them all: together once more as much.
         MemoryPart("kept for shorter rows", row, "at most: pinned blocks of lower powers of two"),

@@ -227,9 +227,10 @@ def _learner(settings: Config, rank: RankMemory) -> MemoryPlace:
 
 
 def _saved(settings: Config, rank: RankMemory) -> int:
-    """Bytes of the policy in a checkpoint, with those of a reference that is refreshed."""
-    reference = VALUE_BYTES[settings.model.dtype] if settings.objective.kl_refresh_every else 0
-    return (MASTER_AND_MOMENTS_BYTES + reference) * rank.trained
+    """Bytes of a checkpoint: of the policy, of a critic, and of a reference that is refreshed."""
+    reference = VALUE_BYTES[settings.model.dtype] * rank.trained if settings.objective.kl_refresh_every else 0
+    trained = rank.trained + (rank.critic.trained if rank.critic else 0)
+    return MASTER_AND_MOMENTS_BYTES * trained + reference
 
 
 def _copied_keys(settings: Config) -> int:
@@ -441,8 +442,7 @@ def kept_checkpoints(settings: Config) -> int:
 def _disk(settings: Config, rank: RankMemory, weights: int) -> tuple[MemoryPart, ...]:
     batch = settings.schedule.prompts_per_step * settings.sampling.group_size
     tokens = batch * settings.longest_answer
-    of_critic = MASTER_AND_MOMENTS_BYTES * rank.critic.trained if rank.critic else 0
-    checkpoint, kept = _saved(settings, rank) + of_critic, kept_checkpoints(settings)
+    checkpoint, kept = _saved(settings, rank), kept_checkpoints(settings)
     steps, every = min(settings.checkpoint.every, settings.schedule.steps), settings.checkpoint.export_every
     exports = 1 + settings.schedule.steps // every if every else 1
     parts = (

@@ -164,6 +164,11 @@ def test_a_critic_takes_what_the_policy_takes_but_the_activations(models: Path) 
     assert (ppo.places[0].needed - plain.places[0].needed) / GIB == pytest.approx(standing)
     saved, of_both = ({part.what: part.num_bytes for part in each.disk}["a checkpoint"] for each in (plain, ppo))
     assert of_both == 2 * saved
+    copy, of_both = (
+        next(part.num_bytes for place in each.places for part in place.parts if part.what == "copy for a checkpoint")
+        for each in (plain, ppo)
+    )
+    assert of_both == 2 * copy
 
 
 @pytest.mark.parametrize("nodes", [1, 4])

@@ -22,8 +22,10 @@ import msgspec
 import numpy as np
 
 from olmorl.actors.fake_answers import FakeAnswers, RandomAnswers
+from olmorl.config import Config
 from olmorl.errors import PromptRefused
 from olmorl.messages import (
+    REFERENCE,
     TEACHER,
     TRAIN_LANE,
     Completion,
@@ -293,12 +295,12 @@ class FakeFollower:
 class FakeScorer:
     """Reads the last token: `RIGHT` is 1, all else 0. A verdict takes `verify_s` seconds.
 
-    If it `teaches`, it is also a teacher, to whom `RIGHT` is likely and `WRONG` is not.
+    Each of the `token_scorers`, by the names of their verdicts, finds `RIGHT` likely and `WRONG` not.
     """
 
-    def __init__(self, verify_s: float = 0.0, *, teaches: bool = False) -> None:
+    def __init__(self, verify_s: float = 0.0, *, token_scorers: Sequence[str] = ()) -> None:
         self._verify_s = verify_s
-        self._teaches = teaches
+        self._token_scorers = token_scorers
         self._num_checks = 0
 
     async def start(self) -> None: ...
@@ -309,9 +311,9 @@ class FakeScorer:
         reward = float(completion.token_ids[-1] == RIGHT)
         self._num_checks += 1
         verdicts = {name: Verdict(reward=reward, method="last_token") for name in prompt.datasets}
-        if self._teaches and prompt.lane == TRAIN_LANE:
+        for name in self._token_scorers if prompt.lane == TRAIN_LANE else ():
             logprobs = TAUGHT[completion.token_ids]
-            verdicts[TEACHER] = Verdict(reward=None, method="last_token", token_logprobs=logprobs)
+            verdicts[name] = Verdict(reward=None, method="last_token", token_logprobs=logprobs)
         return verdicts
 
     async def combine(self, prompt: Prompt, completions: Sequence[Completion]) -> tuple[Completion, ...]:
@@ -324,3 +326,9 @@ class FakeScorer:
         return {"rules": {"checks": self._num_checks, "outcomes.done": self._num_checks, **counts}}
 
     async def stop(self) -> None: ...
+
+
+def simulated_scorer(settings: Config) -> FakeScorer:
+    """A scorer with the verdicts that the groups of the recipe need."""
+    asked = {TEACHER: settings.distillation.teachers, REFERENCE: settings.objective.kl_reference}
+    return FakeScorer(settings.simulation.verify_s, token_scorers=[name for name in asked if asked[name]])

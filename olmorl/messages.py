@@ -28,6 +28,8 @@ Floats = npt.NDArray[np.float32]
 TRAIN_LANE = "train"
 TEACHER = "teacher"
 """The verdict of a teacher, by its name among the verdicts of a completion."""
+REFERENCE = "reference"
+"""That of a served reference policy."""
 ENVIRONMENT = "environment"
 """The verdict of an episode's own environment."""
 
@@ -190,7 +192,8 @@ class Verdict(Message, frozen=True, kw_only=True):
     extra: dict[str, Any] = {}
     """Values that it logged for this completion with `log_extra`: texts, numbers, booleans or None by column."""
     token_logprobs: Floats | msgspec.UnsetType = msgspec.UNSET
-    """Log-probability of each token of the completion under a teacher. Unset, and not encoded, in other verdicts."""
+    """Log-probability of each token of the completion under a teacher or a reference. Unset, and not encoded, in other
+    verdicts."""
     token_rewards: Floats | msgspec.UnsetType = msgspec.UNSET
     """The parts of `reward` that come with each token, NaN where none does. Unset: the reward is of the whole. The
     rewards of all verdicts are combined in those of the completion."""
@@ -262,8 +265,16 @@ class Completion(Message, frozen=True, kw_only=True):
     @property
     def teacher_logprobs(self) -> Floats | None:
         """Log-probability of each token under the teacher of the prompt; None without one."""
-        values = self.verdicts[TEACHER].token_logprobs if TEACHER in self.verdicts else msgspec.UNSET
-        return None if values is msgspec.UNSET else values
+        return self._scored(TEACHER)
+
+    @property
+    def reference_logprobs(self) -> Floats | None:
+        """Log-probability of each token under a served reference; None without one."""
+        return self._scored(REFERENCE)
+
+    def _scored(self, name: str) -> Floats | None:
+        values = self.verdicts[name].token_logprobs if name in self.verdicts else UNSET
+        return None if isinstance(values, UnsetType) else values
 
     @property
     def oldest(self) -> Version:
@@ -426,6 +437,8 @@ class Sample(Message, frozen=True, kw_only=True):
     token_advantages: Floats | msgspec.UnsetType = msgspec.UNSET
     """T: what the advantage of each token has beside `advantage`, by a teacher or by rewards of tokens. Unset, and not
     encoded: nothing."""
+    reference_logprobs: Floats | msgspec.UnsetType = msgspec.UNSET
+    """T: under a served reference. Unset, and not encoded: there is none."""
 
 
 class Shard(Message, frozen=True, kw_only=True):

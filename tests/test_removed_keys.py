@@ -21,7 +21,7 @@ def recipe(folder: Path, key: str, value: object) -> Path:
     return file
 
 
-SINCE_THEN = 29
+SINCE_THEN = 31
 """Keys of features that came after the clean-up."""
 
 

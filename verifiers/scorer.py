@@ -13,9 +13,9 @@ import numpy as np
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
-from olmorl.config import Distillation, Verifiers
+from olmorl.config import Distillation, HttpService, Verifiers
 from olmorl.errors import DeadlinePassed, Unscorable
-from olmorl.messages import TEACHER, TRAIN_LANE, Completion, Floats, Prompt, Verdict
+from olmorl.messages import REFERENCE, TEACHER, TRAIN_LANE, Completion, Floats, Prompt, Verdict
 from olmorl.solved import is_solved
 from olmorl.verifiers.check_outcomes import numbers
 from olmorl.verifiers.functions.function_scorer import LARGEST_REWARD, FunctionScorer
@@ -24,7 +24,7 @@ from olmorl.verifiers.own_verifier import LOAD
 from olmorl.verifiers.pool.fork_server import WorkerStartFailed
 from olmorl.verifiers.pool.pool import Pool
 from olmorl.verifiers.registry import WARM, all_verifiers, close, numbered, unknown
-from olmorl.verifiers.teachers import Teachers
+from olmorl.verifiers.teachers import Teachers, served_reference
 
 log = logging.getLogger(__name__)
 
@@ -37,10 +37,12 @@ class VerifierScorer:
         settings: Verifiers,
         max_steps: int = 0,
         distillation: Distillation | None = None,
+        reference: HttpService | None = None,
     ) -> None:
         """Raises RewardFunctionError for a malformed entry of `functions`. `max_steps` is passed to the functions.
 
-        With `distillation`, training completions also have a verdict of their teacher, if their row has one.
+        With `distillation`, training completions also have a verdict of their teacher, if their row has one; with a
+        `reference`, each has a verdict of that.
         """
         self._settings = settings
         self._pool = Pool(
@@ -51,9 +53,12 @@ class VerifierScorer:
             setup=(LOAD, settings.own) if settings.own else None,
         )
         self._verifiers = all_verifiers(settings, self._pool)
-        self._teachers = Teachers(distillation) if distillation and distillation.teachers else None
-        if self._teachers:
-            self._verifiers[TEACHER] = self._teachers
+        self._token_scorers: dict[str, Teachers] = {}
+        if distillation and distillation.teachers:
+            self._token_scorers[TEACHER] = Teachers(distillation)
+        if reference:
+            self._token_scorers[REFERENCE] = served_reference(reference)
+        self._verifiers |= self._token_scorers
         self._needs_reward = distillation is None or not distillation.is_alone
         self._functions = FunctionScorer(settings, max_steps)
         self._weights = {function.name: function.weight for function in self._functions.functions} | settings.weights
@@ -100,9 +105,10 @@ class VerifierScorer:
             self._verdict(name, prompt, completion, text, label)
             for name, label in zip(prompt.datasets, prompt.ground_truths, strict=True)
         ]
-        if self._teachers and prompt.lane == TRAIN_LANE and self._teachers.teaches(prompt):
-            keys.append(TEACHER)
-            checks.append(self._verdict(TEACHER, prompt, completion, text, None))
+        asked = self._token_scorers.items() if prompt.lane == TRAIN_LANE else ()
+        more = [name for name, scorer in asked if scorer.teaches(prompt)]
+        keys += more
+        checks += [self._verdict(name, prompt, completion, text, None) for name in more]
         verdicts = await asyncio.gather(*checks) if len(checks) > 1 else [await check for check in checks]
         return dict(zip(keys, verdicts, strict=True))
 
@@ -232,7 +238,7 @@ def _sendable(text: str) -> str:
 
 
 def _sane(verdict: Verdict) -> Verdict:
-    """The verdict itself if its reward is in [0, 1], or it is an error or a teacher's; otherwise an error."""
+    """The verdict itself if its reward is in [0, 1], or it is an error or scores tokens; otherwise an error."""
     if verdict.token_logprobs is not UNSET:
         return verdict
     if verdict.error_kind is None and (verdict.reward is None or not 0.0 <= verdict.reward <= 1.0):

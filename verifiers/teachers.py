@@ -1,4 +1,4 @@
-"""Teachers: models behind vLLM's `/v1/completions` that give the log-probability of each sampled token.
+"""Teachers, and a served reference: models behind vLLM's `/v1/completions` that give the log-probability of each token.
 
     POST {"prompt": token ids, "max_tokens": 1, "prompt_logprobs": 0}
     choices[0].prompt_logprobs = [null, {"17": {"logprob": -0.3, ...}}, ...]      one entry for each token
@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 
 from olmorl.clock import Clock, SystemClock
-from olmorl.config import Distillation, Teacher
-from olmorl.messages import Completion, Floats, Prompt, Verdict
+from olmorl.config import Distillation, HttpService, Teacher
+from olmorl.messages import REFERENCE, TEACHER, Completion, Floats, Prompt, Verdict
 from olmorl.verifiers.check_outcomes import Done, Failed, Outcome
 from olmorl.verifiers.judge.service.client import Client
 from olmorl.verifiers.judge.service.endpoint import HttpEndpoint, JudgeEndpoint, address
@@ -53,10 +53,12 @@ class Teachers(Verifier):
         self,
         settings: Distillation,
         clock: Clock | None = None,
-        open_endpoint: Callable[[Teacher, Clock], JudgeEndpoint] | None = None,
+        open_endpoint: Callable[[HttpService, Clock], JudgeEndpoint] | None = None,
+        role: str = TEACHER,
     ) -> None:
+        """`role` is the first word of the names of failures and counters."""
         clock, open_endpoint = clock or SystemClock(), open_endpoint or endpoint_of
-        self._settings = settings
+        self._settings, self._role = settings, role
         self._clients = {
             name: Client(open_endpoint(teacher, clock), teacher, clock) for name, teacher in settings.teachers.items()
         }
@@ -75,7 +77,7 @@ class Teachers(Verifier):
         name = self._settings.teacher_of(prompt.row)
         assert name is not None, "the scorer asks for prompts with a teacher only"
         client, teacher = self._clients[name], self._settings.teachers[name]
-        outcome = await _outcome(client, teacher, prompt.token_ids.tolist(), completion.token_ids.tolist())
+        outcome = await self._outcome(client, teacher, prompt.token_ids.tolist(), completion.token_ids.tolist())
         client.counters.add(outcome)
         if isinstance(outcome, Done):
             return Verdict(reward=None, method=name, token_logprobs=outcome.value)
@@ -84,38 +86,42 @@ class Teachers(Verifier):
 
     @property
     def counters(self) -> Mapping[str, Any]:
-        return {f"teacher_{name}": client.counters for name, client in self._clients.items()}
+        return {f"{self._role}_{name}": client.counters for name, client in self._clients.items()}
 
     async def close(self) -> None:
         for client in self._clients.values():
             await client.close()
 
-
-def endpoint_of(teacher: Teacher, clock: Clock) -> HttpEndpoint:
-    """The endpoint of a teacher that scores tokens."""
-    return HttpEndpoint(teacher, address(teacher.url or "", "/v1", "/completions"), clock, MAX_REPLY_BYTES)
-
-
-async def _outcome(client: Client, teacher: Teacher, prompt: list[int], answer: list[int]) -> Outcome:
-    body = request(teacher, [*prompt, *answer])
-    try:
+    async def _outcome(self, client: Client, service: HttpService, prompt: list[int], answer: list[int]) -> Outcome:
+        body = request(service, [*prompt, *answer])
         try:
-            return Done(await client.ask(body, lambda reply: read(reply, len(prompt), answer)))
-        except UnreadableReply:
-            client.counters.retries += 1
-            return Done(await client.ask(body, lambda reply: read(reply, len(prompt), answer)))
-    except UnreadableReply as error:
-        return Failed("teacher_unreadable", str(error))
-    except Unavailable as error:
-        return Failed("teacher_down", str(error))
-    except Rejected as error:
-        return Failed("teacher_rejected", str(error))
+            try:
+                return Done(await client.ask(body, lambda reply: read(reply, len(prompt), answer)))
+            except UnreadableReply:
+                client.counters.retries += 1
+                return Done(await client.ask(body, lambda reply: read(reply, len(prompt), answer)))
+        except UnreadableReply as error:
+            return Failed(f"{self._role}_unreadable", str(error))
+        except Unavailable as error:
+            return Failed(f"{self._role}_down", str(error))
+        except Rejected as error:
+            return Failed(f"{self._role}_rejected", str(error))
 
 
-def request(teacher: Teacher, token_ids: Sequence[int]) -> dict[str, Any]:
+def served_reference(service: HttpService) -> Teachers:
+    """The server of the reference policy: it scores the tokens of all rows, as a teacher without sources."""
+    return Teachers(Distillation(teachers={"policy": Teacher(**dict(service))}), role=REFERENCE)
+
+
+def endpoint_of(service: HttpService, clock: Clock) -> HttpEndpoint:
+    """The endpoint of a server that scores tokens."""
+    return HttpEndpoint(service, address(service.url or "", "/v1", "/completions"), clock, MAX_REPLY_BYTES)
+
+
+def request(service: HttpService, token_ids: Sequence[int]) -> dict[str, Any]:
     """The body to post for the log-probabilities of tokens."""
     body: dict[str, Any] = {"prompt": token_ids, "max_tokens": 1, "prompt_logprobs": 0}
-    return body if teacher.model is None else {"model": teacher.model, **body}
+    return body if service.model is None else {"model": service.model, **body}
 
 
 def read(body: bytes, num_prompt: int, answer: Sequence[int]) -> Floats:

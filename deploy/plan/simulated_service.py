@@ -13,7 +13,7 @@ from olmorl.actors import admission
 from olmorl.actors.episodes.fake_environments import FakeEnvironments, FakeRenderer
 from olmorl.actors.episodes.runner import Play
 from olmorl.actors.fake_answers import FakeAnswers
-from olmorl.actors.fake_engine import FakeEngine, FakeScorer
+from olmorl.actors.fake_engine import FakeEngine, simulated_scorer
 from olmorl.actors.loop import Actor
 from olmorl.actors.sampling_params import SamplingRule
 from olmorl.clock import Clock, LoopClock, run_simulated
@@ -135,7 +135,7 @@ class SimulatedService:
             engine=engine,
             queue=queue.another(),
             weights=store,
-            scorer=FakeScorer(settings.simulation.verify_s),
+            scorer=simulated_scorer(settings),
             clock=clock,
             sample=SamplingRule(settings.sampling, settings.evaluation, settings.run.seed),
             lanes=admission.lanes(settings.sampling, settings.evaluation, []),

@@ -22,7 +22,7 @@ from olmorl.deploy.preflight.local_checks import (
     check_data,
     check_functions,
     check_model,
-    check_teachers,
+    check_token_scorers,
     check_whole_paths,
 )
 from olmorl.deploy.preflight.memory_places import GPU_KEY, HOST_KEY, size
@@ -168,10 +168,10 @@ def tokenizer(settings: Config) -> str:
     if found.eos_token_id is None:
         raise ModelError(f"{settings.model.path}: the tokenizer has no end-of-sequence token, so no answer would end")
     template = "" if found.chat_template else "; no chat template: prompts have to be plain strings"
-    check_teachers(settings)
-    teachers = "; the teachers have the same" if settings.distillation.teachers else ""
+    check_token_scorers(settings)
+    servers = f"; so have {', '.join(settings.token_scorers)}" if settings.token_scorers else ""
     text = f"{len(found):,} tokens for {vocabulary:,} rows; a question of one line is {len(ids)} tokens"
-    return f"{text}{template}{teachers}"
+    return f"{text}{template}{servers}"
 
 
 def environment(settings: Config) -> str:

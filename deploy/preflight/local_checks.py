@@ -56,7 +56,7 @@ def preflight(settings: Config, arguments: Arguments) -> Config:
     check_functions(settings, rows)
     if settings.run.mode == "real":
         wait_for_served(settings)
-        check_teachers(settings)
+        check_token_scorers(settings)
     return settings
 
 
@@ -293,13 +293,14 @@ def check_functions(settings: Config, rows: Sequence[Row] | None = None) -> None
         check(settings.verifiers, rows)
 
 
-def check_teachers(settings: Config) -> None:
-    """Every teacher answers, and has the vocabulary of the policy."""
-    if settings.distillation.teachers:
+def check_token_scorers(settings: Config) -> None:
+    """Every teacher and a served reference answer, and have the vocabulary of the policy."""
+    if settings.token_scorers:
         from olmorl.learner.data.loader import open_tokenizer
         from olmorl.verifiers import teacher_check
 
-        teacher_check.check_teachers(settings.distillation, open_tokenizer(settings.model), settings.longest_sample)
+        tokenizer = open_tokenizer(settings.model)
+        teacher_check.check_token_scorers(settings.token_scorers, tokenizer, settings.longest_sample)
 
 
 def check_redis(settings: Config) -> None:

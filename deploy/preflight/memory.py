@@ -208,7 +208,9 @@ def _learner(settings: Config, rank: RankMemory) -> MemoryPlace:
         MemoryPart("gradients", states.gradients),
         MemoryPart("buffers of the gradients' sum", states.buckets),
         MemoryPart("reference model", reference, "objective.kl_beta"),
-        MemoryPart("critic", rank.critic.standing if rank.critic else 0, 'objective.advantage = "gae"'),
+        MemoryPart(
+            "critic", rank.of_critic, "more than the policy" if rank.in_turns else 'objective.advantage = "gae"'
+        ),
         MemoryPart("activations", layers, row_note),
         MemoryPart("copied keys of prompts", copied, "one group with the longest prompt"),
         MemoryPart("logits", logits, "not while the layers' activations are at their peak"),
@@ -225,9 +227,10 @@ def _learner(settings: Config, rank: RankMemory) -> MemoryPlace:
 
 
 def _saved(settings: Config, rank: RankMemory) -> int:
-    """Bytes of the policy in a checkpoint, with those of a reference that is refreshed."""
-    reference = VALUE_BYTES[settings.model.dtype] if settings.objective.kl_refresh_every else 0
-    return (MASTER_AND_MOMENTS_BYTES + reference) * rank.trained
+    """Bytes of a checkpoint: of the policy, of a critic, and of a reference that is refreshed."""
+    reference = VALUE_BYTES[settings.model.dtype] * rank.trained if settings.objective.kl_refresh_every else 0
+    trained = rank.trained + (rank.critic.trained if rank.critic else 0)
+    return MASTER_AND_MOMENTS_BYTES * trained + reference
 
 
 def _copied_keys(settings: Config) -> int:
@@ -358,6 +361,7 @@ def _learner_host(settings: Config, placed: Placement, rank: RankMemory, weights
         MemoryPart("offloaded reference", shards + masters if offloaded else 0, "and the policy while it computes"),
         MemoryPart("export", _whole(settings, rank), "on the host of rank 0, after the last step"),
         MemoryPart("offloaded optimizer", rank.offloaded * ranks),
+        MemoryPart("policy and critic in turns", rank.asleep * ranks, "learner.offload_critic"),
         MemoryPart("offloaded activations", row, f"a row of {settings.row_tokens:,} tokens"),
         # Shorter rows need blocks of a half, a quarter and so on. Torch keeps them all: together once more as much.
         MemoryPart("kept for shorter rows", row, "at most: pinned blocks of lower powers of two"),
@@ -438,8 +442,7 @@ def kept_checkpoints(settings: Config) -> int:
 def _disk(settings: Config, rank: RankMemory, weights: int) -> tuple[MemoryPart, ...]:
     batch = settings.schedule.prompts_per_step * settings.sampling.group_size
     tokens = batch * settings.longest_answer
-    of_critic = MASTER_AND_MOMENTS_BYTES * rank.critic.trained if rank.critic else 0
-    checkpoint, kept = _saved(settings, rank) + of_critic, kept_checkpoints(settings)
+    checkpoint, kept = _saved(settings, rank), kept_checkpoints(settings)
     steps, every = min(settings.checkpoint.every, settings.schedule.steps), settings.checkpoint.export_every
     exports = 1 + settings.schedule.steps // every if every else 1
     parts = (

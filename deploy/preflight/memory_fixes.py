@@ -57,6 +57,8 @@ def _of_learner(settings: Config) -> Iterator[Change]:
     yield from _smaller_states_and_rows(settings)
     if has_reference_weights(settings) and not learner.offload_reference:
         yield "learner.offload_reference", True
+    if settings.objective.special_advantage == "gae" and not learner.offload_critic:
+        yield "learner.offload_critic", True
     if not learner.offload_optimizer:
         yield "learner.offload_optimizer", True
     yield from _shared_rows(settings)
@@ -81,6 +83,8 @@ def _of_gpu_host(settings: Config, place: str) -> Iterator[Change]:
             yield "learner.gradient_checkpointing", True
         if learner.offload_optimizer:
             yield "learner.offload_optimizer", False
+        if learner.offload_critic:
+            yield "learner.offload_critic", False
         if learner.offload_activations:
             yield from _shared_rows(settings)
         if settings.has_deltas:

@@ -11,7 +11,7 @@ from olmorl.deploy.cluster import hardware
 from olmorl.deploy.cluster.placement import plan
 from olmorl.errors import ConfigError, DataError, ResourceError, of_key
 from olmorl.extension import load_function
-from olmorl.messages import TEACHER
+from olmorl.messages import REFERENCE, TEACHER
 from olmorl.simulation import Simulation
 
 
@@ -136,8 +136,10 @@ def check_names(settings: Config) -> None:
     from olmorl.verifiers.registry import names
 
     own, named = [function.name for function in parse(verifiers.functions)], names(verifiers)
-    if settings.distillation.teachers and TEACHER in (*own, *verifiers.own):
-        raise ConfigError(f"{TEACHER} is the name of the teachers' verdicts: give your function another name")
+    taken = {TEACHER: settings.distillation.teachers, REFERENCE: settings.objective.kl_reference}
+    for name in taken:
+        if taken[name] and name in (*own, *verifiers.own):
+            raise ConfigError(f"{name} is the name of the {name}'s verdicts: give your function another name")
     for name in own:
         if name in verifiers.own:
             raise ConfigError(f"verifiers.own and verifiers.functions both name {name!r}: rename one of them")

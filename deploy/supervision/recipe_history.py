@@ -23,7 +23,10 @@ from olmorl.learner.storage.metrics_log import MetricsLog
 from olmorl.learner.trainer.lr_schedule import learning_rate
 from olmorl.run_dir import RunFiles
 
-PLACES = ("run.directory", "run.name", "cluster.address", "verifiers.judge.url", "verifiers.reward_model.url")
+PLACES = (
+    "run.directory", "run.name", "cluster.address", "verifiers.judge.url", "verifiers.reward_model.url",
+    "objective.kl_reference.url",
+)  # fmt: skip
 """The keys for the places of a run and of its services. They may differ from start to start without --change."""
 _TEACHERS_PLACE = re.compile(r"distillation\.teachers\.\w+\.url")
 LEFT_OPEN = {

@@ -55,6 +55,8 @@ class Switches:
     mask_truncated: bool
     kl_refresh_every: int | None = None
     """Steps after which the policy becomes the reference; None: never."""
+    reference_is_served: bool = False
+    """Whether a server has scored the tokens by the reference, and the learner has none."""
     teacher_coefficient: float | None = None
     """Factor of the teachers' part of the advantages; None: there are no teachers."""
     uses_rewards: bool = True
@@ -67,7 +69,7 @@ class Switches:
 
     @property
     def needs_reference(self) -> bool:
-        """Whether a reference model must be loaded."""
+        """Whether the reference's log-probabilities are needed."""
         return self.kl_beta > 0
 
     @property
@@ -186,6 +188,7 @@ def resolve(objective: Objective, max_tokens: int) -> Switches:
         **chosen,
         kl_target=objective.kl_target,
         kl_refresh_every=objective.kl_refresh_every,
+        reference_is_served=objective.kl_reference is not None,
         constant_length=objective.constant_length or max_tokens,
         gamma=objective.gamma,
         lam=objective.lam,
@@ -219,7 +222,8 @@ def with_teachers(settings: Config) -> Switches:
 
 def has_reference_weights(settings: Config) -> bool:
     """Whether the learner holds weights of a reference policy. With adapters, it is the policy without them."""
-    return resolve(settings.objective, settings.longest_answer).needs_reference and not settings.model.lora.rank
+    switches = resolve(settings.objective, settings.longest_answer)
+    return switches.needs_reference and not switches.reference_is_served and not settings.model.lora.rank
 
 
 def staleness_warning(objective: Objective, max_lag: int) -> str:
@@ -262,7 +266,7 @@ def _refuse_idle_switches(objective: Objective, switches: Switches) -> None:
             f"objective.rho = {switches.rho} with rho_kind = 'mask' keeps the weights in [1/rho, rho], which is empty: "
             "set rho to 1 or more"
         )
-    for key in ("kl_estimator", "kl_in", "kl_refresh_every"):
+    for key in ("kl_estimator", "kl_in", "kl_refresh_every", "kl_reference"):
         if getattr(objective, key) is not None and not switches.needs_reference:
             raise ConfigError(f"objective.{key} needs a KL term: set objective.kl_beta over 0, for instance to 0.001")
     if objective.kl_target is not None and not switches.has_kl_reward:

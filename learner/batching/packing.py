@@ -50,9 +50,11 @@ class RowArrays(NamedTuple):
     loss_mask_T: npt.NDArray[np.bool_]
     """True for the completion tokens that the sample's own mask keeps."""
     behaviour_logprobs_T: Floats
-    """0 where there is no completion token, like the next two fields."""
+    """0 where there is no completion token, like the next fields."""
     advantages_T: Floats
     lags_T: TokenIds
+    reference_logprobs_T: Floats
+    """Of a served reference; 0 without one."""
 
 
 def pack(
@@ -126,6 +128,8 @@ def row_arrays(row: Sequence[Sample], pad_to: int = 0, pad_token_id: int = 0, sh
             if sample.token_advantages is not UNSET:
                 arrays.advantages_T[part] += sample.token_advantages
             arrays.lags_T[part] = sample.lags
+            if sample.reference_logprobs is not UNSET:
+                arrays.reference_logprobs_T[part] = sample.reference_logprobs
             start, number = start + length, number + 1
     return arrays
 
@@ -184,6 +188,7 @@ def _padding(size: int, start: int, pad_token_id: int) -> RowArrays:
         behaviour_logprobs_T=np.zeros(size, np.float32),
         advantages_T=np.zeros(size, np.float32),
         lags_T=np.zeros(size, np.int32),
+        reference_logprobs_T=np.zeros(size, np.float32),
     )
 
 

@@ -127,7 +127,8 @@ def samples(
     """G samples for the step that trains version `trained`; more, if histories were rewritten: one for each branch.
 
     Tokens older than `max_lag`, and tokens without a finite log-probability, are masked. A completion without a reward
-    or a teacher is masked whole: a KL term would move the policy, and no divisor counts it.
+    or a teacher is masked whole: a KL term would move the policy, and no divisor counts it. So is one that a served
+    reference has not scored, as from before it was in the recipe.
 
     Raises:
         RunEnded: a token that is newer than the version it would train.
@@ -145,6 +146,7 @@ def samples(
             lags=lags_T,
             advantage=advantage,
             token_advantages=token_parts,
+            reference_logprobs=UNSET if completion.reference_logprobs is None else completion.reference_logprobs,
         )
         made += _paths(sample, completion.turns) if completion.turns else [sample]
     return tuple(made)
@@ -241,6 +243,8 @@ def _masked(completion: Completion, switches: Switches) -> bool:
     has_reward = switches.uses_rewards and completion.reward is not None
     if not has_reward and not _is_taught(completion, switches):
         return True
+    if switches.reference_is_served and completion.reference_logprobs is None:
+        return True
     return switches.mask_truncated and completion.finish_reason == "length"
 
 
@@ -268,9 +272,9 @@ def _completion_defect(completion: Completion) -> str | None:
         return f"{num_tokens} tokens, {len(completion.logprobs)} log-probabilities"
     if not np.isfinite(completion.logprobs).any():
         return "no log-probability that is finite"
-    teacher_T = completion.teacher_logprobs
-    if teacher_T is not None and (len(teacher_T) != num_tokens or not np.isfinite(teacher_T).all()):
-        return f"{num_tokens} tokens, {np.isfinite(teacher_T).sum()} finite log-probabilities of a teacher"
+    for who, logprobs_T in (("teacher", completion.teacher_logprobs), ("reference", completion.reference_logprobs)):
+        if logprobs_T is not None and (len(logprobs_T) != num_tokens or not np.isfinite(logprobs_T).all()):
+            return f"{num_tokens} tokens, {np.isfinite(logprobs_T).sum()} finite log-probabilities of a {who}"
     if not isinstance(completion.token_rewards, UnsetType) and len(completion.token_rewards) != num_tokens:
         return f"{num_tokens} tokens, {len(completion.token_rewards)} rewards of tokens"
     starts, ends = [s.start for s in completion.spans], [s.end for s in completion.spans]

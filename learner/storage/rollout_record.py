@@ -91,6 +91,8 @@ def _completion(completion: Completion) -> dict[str, Any]:
         fields |= {"exit": completion.exit, "turns": [_turn(turn) for turn in completion.turns]}
     if completion.teacher_logprobs is not None:
         fields["teacher_logprobs"] = np.round(completion.teacher_logprobs.astype(np.float64), 6)
+    if completion.reference_logprobs is not None:
+        fields["reference_logprobs"] = np.round(completion.reference_logprobs.astype(np.float64), 6)
     if completion.token_rewards is not msgspec.UNSET:
         fields["token_rewards"] = [None if np.isnan(one) else float(one) for one in completion.token_rewards]
     return fields

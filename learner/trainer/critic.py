@@ -5,7 +5,9 @@ Shape letters: T tokens of a packed row, P those that are predicted, E hidden si
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from math import isfinite
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +24,7 @@ from olmorl.learner.trainer.optimizer_state import TrainingState
 from olmorl.learner.trainer.policy import LogprobHead, PackedPolicy, policy_row
 from olmorl.learner.trainer.token_credit import Floats, ScoredRow, SumOfRanks
 from olmorl.learner.trainer.trained_module import TrainedModule
+from olmorl.learner.trainer.turns import Turns
 
 FOLDER: Final = "critic"
 """Its shares of a checkpoint, in the folder of those of the policy."""
@@ -59,20 +62,48 @@ class Critic:
     """Learns the returns of the same rows as the policy. Every rank makes the same calls in the same order."""
 
     def __init__(
-        self, trained: TrainedModule, state: TrainingState, settings: config.Critic, device: torch.device, world: int
+        self,
+        trained: TrainedModule,
+        state: TrainingState,
+        settings: config.Critic,
+        device: torch.device,
+        world: int,
+        turns: Turns | None = None,
     ) -> None:
+        """With `turns` it is on the device in those of the second module only."""
         self._trained, self._state, self._settings = trained, state, settings
         self._device, self._world = device, world
+        self._turn: Callable[[], AbstractContextManager[None]] = turns.of_second if turns else nullcontext
         self._loss = 0.0
         self._grad_norms: list[float] = []
 
     def values(self, rows: Sequence[RowArrays]) -> list[Floats]:
         """values_T of each row; 0 at tokens that are not predicted."""
-        with torch.no_grad():
+        with self._turn(), torch.no_grad():
             return [self._trained.engine(policy_row(row, self._device))[0].double().cpu().numpy() for row in rows]
 
-    def backward(self, scored: ScoredRow, loss_tokens: float) -> None:
-        """Add the gradient of one row."""
+    def train(self, minibatches: Sequence[tuple[Sequence[ScoredRow], float]]) -> tuple[float, float]:
+        """Take an optimizer step for the rows of each minibatch, which come with its loss tokens.
+
+        Returns:
+            Seconds of all passes, and of all optimizer steps.
+
+        Raises:
+            Diverged: a gradient is not finite.
+        """
+        passes_s = steps_s = 0.0
+        with self._turn():
+            for rows, loss_tokens in minibatches:
+                began_at = time.perf_counter()
+                for row in rows:
+                    self._backward(row, loss_tokens)
+                passed_at = time.perf_counter()
+                self._update()
+                passes_s += passed_at - began_at
+                steps_s += time.perf_counter() - passed_at
+        return passes_s, steps_s
+
+    def _backward(self, scored: ScoredRow, loss_tokens: float) -> None:
         values_T, _ = self._trained.engine(policy_row(scored.row, self._device))
         old_T, returns_T, mask_T = (
             torch.as_tensor(each, device=self._device)
@@ -84,8 +115,7 @@ class Critic:
         self._trained.engine.backward(loss * self._world)
         self._loss += float(loss.detach())
 
-    def update(self) -> None:
-        """Take an optimizer step. Raises Diverged if the gradient is not finite."""
+    def _update(self) -> None:
         norm = self._trained.update(self._settings.learning_rate)
         if not isfinite(norm):
             raise Diverged(
@@ -111,11 +141,13 @@ class Critic:
 
     def save(self, folder: Path) -> Callable[[], Awaitable[None]]:
         """Copy the state; returns a function that writes the copy to disk."""
-        return self._state.save(folder / FOLDER)
+        with self._turn():
+            return self._state.save(folder / FOLDER)
 
     def restore(self, folder: Path) -> None:
         """Load the state of a checkpoint. Raises as `TrainingState.restore` does."""
-        self._state.restore(folder / FOLDER)
+        with self._turn():
+            self._state.restore(folder / FOLDER)
 
     def close(self) -> None:
         """End the thread that writes, and leave DeepSpeed."""

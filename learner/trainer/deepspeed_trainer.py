@@ -70,6 +70,7 @@ from olmorl.learner.trainer.sequence_parallel import SequenceGroup, form_group, 
 from olmorl.learner.trainer.tiled_mlp import tile_mlps
 from olmorl.learner.trainer.token_credit import Floats, ScoredRow, credit
 from olmorl.learner.trainer.trained_module import TrainedModule
+from olmorl.learner.trainer.turns import Turns
 from olmorl.learner.trainer.weight_snapshot import WeightSnapshot, model_tensors
 from olmorl.messages import PROBE_TOKENS, Probe, Shard
 from olmorl.model_cost import BACKWARD, VALUE_BYTES, DevicePeak, model_cost
@@ -157,7 +158,7 @@ class DeepSpeedTrainer:
         if switches.needs_reference and learner.offload_reference:
             self._held_reference = self._state.weights()
             self._state.reference = self._held_reference if switches.kl_refresh_every else None
-        elif switches.needs_reference:
+        elif switches.needs_reference and not switches.reference_is_served:
             self._reference = self._build_reference(settings, temperature)
         self._critic_settings = critic or config.Critic()
         self._critic = self._build_critic(settings) if switches.has_critic else None
@@ -193,16 +194,14 @@ class DeepSpeedTrainer:
                 torch.cuda.synchronize(self._device)  # the optimizer waits for the passes anyway
             passed_at = time.perf_counter()
             grad_norms.append(self._trained.update(rate))
-            if self._critic:
-                self._critic.update()
             backward_s += passed_at - began_at
             optimizer_s += time.perf_counter() - passed_at
             if not isfinite(grad_norms[-1]):
-                raise Diverged(
-                    f"step {shard.step}: the norm of the gradient is {grad_norms[-1]}; nothing of it was published. "
-                    "Go back to an earlier checkpoint with a lower rate: "
-                    "--resume --from-step N --change --learner.learning_rate RATE"
-                )
+                break
+        if self._critic:
+            times = self._critic.train([(rows[index], shard.loss_tokens[index]) for _, index in updates])
+            backward_s, optimizer_s = backward_s + times[0], optimizer_s + times[1]
+        _refuse_divergence(shard.step, grad_norms[-1])
         if self._device.type == "cpu":
             malloc.give_back()
         values = self._step_values(shard, list(chain.from_iterable(rows)), stats_S, len(updates))
@@ -263,6 +262,8 @@ class DeepSpeedTrainer:
 
     def _score_reference(self, rows: Sequence[RowArrays]) -> list[Tensor]:
         """Log-probabilities by the reference. One in host memory takes the place of the policy meanwhile."""
+        if self._switches.reference_is_served:
+            return [torch.as_tensor(row.reference_logprobs_T, device=self._device) for row in rows]
         if self._held_reference is None:
             return _score(self._reference, rows, self._device)
         with self._state.with_weights(self._held_reference):
@@ -279,7 +280,8 @@ class DeepSpeedTrainer:
         # Weights that are not trained need no product in the backward pass.
         policy = 1 + (BACKWARD - 1 if self._adapters else BACKWARD)
         trained = self._learner.epochs * (policy + (1 + BACKWARD if self._critic else 0))
-        return trained + sum(each is not None for each in (row.old_T, row.reference_T, row.values_T, row.anchor_T))
+        reference_T = None if self._switches.reference_is_served else row.reference_T
+        return trained + sum(each is not None for each in (row.old_T, reference_T, row.values_T, row.anchor_T))
 
     def _score_anchor(self, step: int, rows: Sequence[RowArrays]) -> tuple[int, list[Tensor]] | None:
         """Log-probabilities by the older of the kept versions, after its age in steps. None: there is none.
@@ -340,8 +342,6 @@ class DeepSpeedTrainer:
     def _backward(self, scored: ScoredRow, loss_tokens: float, num_sequences: int) -> Tensor:
         """Add the gradient of one row; returns its statistics."""
         row, old_T, reference_T, anchor_T = scored.row, scored.old_T, scored.reference_T, scored.anchor_T
-        if self._critic:
-            self._critic.backward(scored, loss_tokens)
         logprobs_T, entropy_T = self._engine(policy_row(row, self._device), with_entropy=True)
 
         def batch(values: Any) -> Tensor:
@@ -494,7 +494,8 @@ class DeepSpeedTrainer:
         self._recompute(policy)
         trained = TrainedModule(self._deepspeed, policy, settings, self._learner)
         state = TrainingState(trained.engine, policy.model, self._stage, self._ranks, self._device)
-        return Critic(trained, state, self._critic_settings, self._device, self._ranks.world)
+        turns = Turns(self._state.tensors, state.tensors, self._device) if self._learner.offload_critic else None
+        return Critic(trained, state, self._critic_settings, self._device, self._ranks.world, turns)
 
     def _recompute(self, policy: PackedPolicy) -> None:
         """Recompute the layers in the backward pass that the recipe or the memory plan says."""
@@ -521,6 +522,15 @@ class DeepSpeedTrainer:
                 self._compile(policy, "reference model")
             return policy
         return self._deepspeed.initialize(model=policy, config=settings, dist_init_required=False)[0]
+
+
+def _refuse_divergence(step: int, grad_norm: float) -> None:
+    if not isfinite(grad_norm):
+        raise Diverged(
+            f"step {step}: the norm of the gradient is {grad_norm}; nothing of it was published. "
+            "Go back to an earlier checkpoint with a lower rate: "
+            "--resume --from-step N --change --learner.learning_rate RATE"
+        )
 
 
 def _shapes(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:

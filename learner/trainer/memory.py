@@ -111,13 +111,30 @@ class RankMemory(NamedTuple):
     """Bytes of this rank in host memory: with `learner.offload_optimizer`, optimizer states and gradients."""
     critic: RankMemory | None = None
     """Of the critic. Its activations and those of the policy are not there at the same time."""
+    in_turns: bool = False
+    """Whether critic and policy have the device in turns."""
+
+    @property
+    def movable(self) -> int:
+        """Bytes that leave the device for the turn of another."""
+        return self.states.weights + self.states.optimizer
+
+    @property
+    def of_critic(self) -> int:
+        """Bytes that the critic adds to those on the device."""
+        if self.critic is None:
+            return 0
+        return self.critic.standing - (min(self.movable, self.critic.movable) if self.in_turns else 0)
+
+    @property
+    def asleep(self) -> int:
+        """Bytes of host memory for what sleeps. Both have theirs at all times, because to pin memory takes seconds."""
+        return self.movable + self.critic.movable if self.critic and self.in_turns else 0
 
     @property
     def standing(self) -> int:
         """Bytes on the device at all times."""
-        states = self.states
-        own = states.weights + states.optimizer + states.gradients + states.buckets
-        return own + (self.critic.standing if self.critic else 0)
+        return self.movable + self.states.gradients + self.states.buckets + self.of_critic
 
     @property
     def peak(self) -> int:
@@ -172,6 +189,7 @@ def rank_memory(
         activations=activations(model, row),
         offloaded=offloaded + (second.offloaded if second else 0),
         critic=second,
+        in_turns=learner.offload_critic,
     )
 
 

@@ -98,6 +98,16 @@ class TrainingState:
         """Copies this rank's part of the weights that the model computes with to host memory, in the model's dtype."""
         return [part.to("cpu", self._model.dtype, copy=True) for part in self._parts()]
 
+    def tensors(self) -> Iterator[Tensor]:
+        """The weights of the model as it computes with them, and the master weights and moments of this rank."""
+        for weight in self._model.parameters():
+            yield weight.data
+            yield getattr(weight, "ds_tensor", weight)
+        for _, _, holder, *_ in self._holders():
+            yield holder.data
+            state = self._adam.state.get(holder, {})
+            yield from (state[kind] for kind in KINDS[1:] if kind in state)
+
     @contextmanager
     def with_weights(self, weights: Sequence[Tensor]) -> Iterator[None]:
         """Inside, the model computes with a copy that `weights` made; training goes on from the present ones.

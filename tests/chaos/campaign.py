@@ -155,6 +155,11 @@ def shared_rows(policy: Path) -> Campaign:
     return replace(shared, faults={**shared.faults, **faults.OF_SHARDS_IN_FILES})
 
 
+def roles(policy: Path, learner: str, more: str) -> Campaign:
+    """Like `real`, with two ranks that also hold a critic, a reference or adapters."""
+    return _real("roles", policy, f"{TWO_RANKS}\n{learner}", more)
+
+
 def deltas_in_files(policy: Path) -> Campaign:
     """Two such ranks, which publish most versions as deltas, in files."""
     kinds = {**faults.OF_DELTAS, **faults.OF_SHARDS_IN_FILES, **faults.OF_DELTAS_IN_FILES}

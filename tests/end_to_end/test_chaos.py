@@ -17,6 +17,7 @@ from tests.chaos.episode import Episode, Outcome
 from tests.chaos.rig import Rig
 from tests.chaos.strike import Fault, Strike
 from tests.chaos.table import summary
+from tests.end_to_end.test_roles_killed import ADAPTERS, CRITIC
 
 SIMULATED = [
     (
@@ -91,6 +92,21 @@ def test_real_engines_get_over_faults(tmp_path: Path, policy: Path) -> None:
 @pytest.mark.engine
 def test_ranks_that_share_rows_get_over_the_death_of_one(tmp_path: Path, policy: Path) -> None:
     chosen = campaign.shared_rows(policy)
+    kinds = {**chosen.faults, REAL[-1]: between_checkpoints(chosen.faults[REAL[-1]])}
+    (rank,) = strike(replace(chosen, faults=kinds), REAL[-1:], tmp_path, seed=0).records
+    assert rank.steps_replayed > 0 and rank.draws_again == 0, "replayed, not generated again"
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    ("learner", "more"),
+    [("", CRITIC), ("offload_critic = true", CRITIC), ("", ADAPTERS)],
+    ids=["critic", "critic in turns", "adapters"],
+)
+def test_critic_and_adapters_get_over_the_death_of_one_rank(
+    tmp_path: Path, policy: Path, learner: str, more: str
+) -> None:
+    chosen = campaign.roles(policy, learner, more)
     kinds = {**chosen.faults, REAL[-1]: between_checkpoints(chosen.faults[REAL[-1]])}
     (rank,) = strike(replace(chosen, faults=kinds), REAL[-1:], tmp_path, seed=0).records
     assert rank.steps_replayed > 0 and rank.draws_again == 0, "replayed, not generated again"

@@ -1,4 +1,4 @@
-"""A run whose teacher, a real vLLM server, or whose reward model is killed in the middle and started again."""
+"""A run whose teacher or reference, a real vLLM server, or whose reward model is killed and comes back."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ TIMEOUT_S = 5.0
 """Deadline of a call: a group fails after ten times as long."""
 START_S = 240.0
 TEACHER = "[distillation]\nwith_rewards = true\n[distillation.teachers.big]\n"
+REFERENCE = "[objective]\nkl_beta = 0.01\n[objective.kl_reference]\n"
 REWARD_MODEL = "[verifiers.reward_model]\n"
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.engine, pytest.mark.timeout(900)]
 
@@ -96,8 +97,12 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 @pytest.mark.parametrize(
     ("section", "module", "name"),
-    [(TEACHER, teacher, "teacher"), (REWARD_MODEL, reward_model, "reward_model")],
-    ids=["teacher", "reward_model"],
+    [
+        (TEACHER, teacher, "teacher"),
+        (REFERENCE, teacher, "reference"),
+        (REWARD_MODEL, reward_model, "reward_model"),
+    ],
+    ids=["teacher", "reference", "reward_model"],
 )
 def test_an_outage_costs_groups_and_is_never_a_zero(
     launch: Callable[[str], Any],
@@ -137,10 +142,13 @@ def test_an_outage_costs_groups_and_is_never_a_zero(
     assert len(trained) == STEPS * 4
     answers = [answer for each in trained for answer in each["completions"]]
     assert not any(answer["verdicts"][name]["error_kind"] for answer in answers)
-    if name == "teacher":
-        assert all(min(answer["teacher_logprobs"]) < 0 for answer in answers)
-        assert all(len(answer["teacher_logprobs"]) == len(answer["token_ids"]) for answer in answers)
-    else:
+    if name != "reward_model":
+        assert all(min(answer[f"{name}_logprobs"]) < 0 for answer in answers)
+        assert all(len(answer[f"{name}_logprobs"]) == len(answer["token_ids"]) for answer in answers)
+    if name == "reference":
+        drifts = [line["kl_ref_mean"] for line in run.lines()]
+        assert abs(drifts[0]) < 1e-4 < drifts[-1], "it is the policy of the start"
+    if name == "reward_model":
         asked = [each for answer in answers if (each := answer["verdicts"][name])["method"] == name]
         assert all(0 < verdict["reward"] < 1 for verdict in asked), "a sigmoid is no zero"
         assert len(asked) > len(answers) / 2, "the others have no text"

@@ -70,6 +70,12 @@ def with_teacher(sample: Sample) -> Sample:
     return replace(sample, token_advantages=advantages_T)
 
 
+def with_reference(sample: Sample) -> Sample:
+    """The sample with random log-probabilities of a served reference."""
+    rng = np.random.default_rng(sample.completion_ids.tolist())
+    return replace(sample, reference_logprobs=rng.normal(-3.7, 0.5, len(sample.completion_ids)).astype(np.float32))
+
+
 def _without_times(values: dict[str, float] | None) -> dict[str, float] | None:
     """What a step says of the policy. Its times differ from run to run."""
     return values and {name: value for name, value in values.items() if not name.endswith("_s")}
@@ -130,6 +136,7 @@ class Rank:
             "keep": self.keep,
             "take": self.take,
             "memory": self.memory,
+            "turns": self.turns,
             "shared_row": self.shared_row,
             "anchor": self.anchor,
         }
@@ -155,6 +162,8 @@ class Rank:
             groups = [[replace(sample, draw_id=next(numbers)) for sample in group] for group in groups]
         if job.get("teacher"):
             groups = [[with_teacher(sample) for sample in group] for group in groups]
+        if job.get("reference"):
+            groups = [[with_reference(sample) for sample in group] for group in groups]
         shards = pack(
             groups,
             step=step,
@@ -386,7 +395,7 @@ class Rank:
         """Bytes by the profile of torch's allocator: of all phases of two steps, with two rows of one sample each."""
         gc.collect()  # what the job before has left is not counted
         os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"  # the profile does not see what other threads allocate
-        for name in ("all_to_all_single", "all_reduce"):
+        for name in ("all_to_all_single", "all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor"):
             setattr(dist, name, settled(getattr(dist, name)))
         live, _, trainer = measured(lambda: self.trainer(job))
         tokens, vocabulary = job["row_tokens"], trainer._model.config.vocab_size
@@ -413,6 +422,20 @@ class Rank:
             peak, live = max(peak, live + above), live + grown
         trainer.close()
         return {"peak": peak, "standing": standing, "gradients": gradients, "activations": activations}
+
+    def turns(self, job: dict[str, Any], folder: Path) -> dict[str, Any]:
+        """Bytes by the profile of torch's allocator: what policy and critic give back in each other's turn."""
+        trainer = self.trainer(job)
+        self.train(trainer, job, (1,))
+        assert trainer._critic is not None
+        turns = trainer._critic._turn.__self__
+        turns._first.sleep()  # the profile does not see it: it knows only what came under it
+        critic, policy = (
+            [measured(act)[0] for act in (each.wake, each.sleep)] for each in (turns._second, turns._first)
+        )
+        turns._first.wake()
+        trainer.close()
+        return {"policy": policy, "critic": critic}
 
 
 def settled(collective: Callable[..., Any]) -> Callable[..., Any]:

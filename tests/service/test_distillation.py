@@ -1,4 +1,4 @@
-"""Runs that learn from teachers in simulated time: outages, accounting, and replays with the same batches."""
+"""Runs whose tokens are scored in simulated time: outages, accounting, and replays with the same batches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from olmorl.actors.fake_engine import LOGPROB, FakeScorer
 from olmorl.clock import Clock, LoopClock, run_simulated
 from olmorl.errors import Unscorable
 from olmorl.learner.trainer.fake_trainer import FakeTrainer
-from olmorl.messages import TEACHER, Completion, Prompt, Shard, Verdict
+from olmorl.messages import REFERENCE, TEACHER, Completion, Prompt, Shard, Verdict
 from olmorl.verifiers.judge.service.failures import Unavailable
 from olmorl.verifiers.teachers import Teachers
 
@@ -23,6 +23,10 @@ TEACHERS = {
     "default": {"url": "http://default:8000", "timeout_s": 2.0},
 }
 ALONE = {"distillation.teachers": TEACHERS, "schedule.steps": 10, "schedule.max_lag": 0, "simulation.solve_rate": 1.0}
+SERVED = {
+    "objective.kl_beta": 0.1, "objective.kl_reference": {"url": "http://start:8000"},
+    "schedule.steps": 10, "schedule.max_lag": 0, "simulation.solve_rate": 0.5,
+}  # fmt: skip
 
 
 class TeacherEndpoint:
@@ -43,21 +47,22 @@ class TeacherEndpoint:
 
 
 class TaughtScorer(FakeScorer):
-    """No verifier: the teachers alone decide."""
+    """No verifier: the teachers alone decide. A reference leaves that to the last token."""
 
-    def __init__(self, clock: Clock, down: tuple[float, float] = (-1.0, -1.0)) -> None:
+    def __init__(self, clock: Clock, down: tuple[float, float] = (-1.0, -1.0), role: str = TEACHER) -> None:
         super().__init__()
         settings = config.Distillation.model_validate({"teachers": TEACHERS})
-        self.teachers = Teachers(settings, clock, lambda teacher, clock: TeacherEndpoint(clock, down))
+        self.role = role
+        self.teachers = Teachers(settings, clock, lambda teacher, clock: TeacherEndpoint(clock, down), role)
 
     async def verify(self, prompt: Prompt, completion: Completion) -> dict[str, Verdict]:
-        return {TEACHER: await self.teachers.verify_row(prompt, completion, "", None)}
+        return {self.role: await self.teachers.verify_row(prompt, completion, "", None)}
 
     async def combine(self, prompt: Prompt, completions: Sequence[Completion]) -> tuple[Completion, ...]:
         for completion in completions:
-            if kind := completion.verdicts[TEACHER].error_kind:
-                raise Unscorable(kind, completion.verdicts[TEACHER].detail)
-        return tuple(completions)
+            if kind := completion.verdicts[self.role].error_kind:
+                raise Unscorable(kind, completion.verdicts[self.role].detail)
+        return tuple(completions) if self.role == TEACHER else await super().combine(prompt, completions)
 
 
 class RecordingTrainer(FakeTrainer):
@@ -78,7 +83,7 @@ class RecordingTrainer(FakeTrainer):
 @pytest.mark.parametrize("with_rewards", [False, True])
 def test_a_simulated_run_filters_no_group_and_tells_the_divergence(service: Build, with_rewards: bool) -> None:
     settings = {**ALONE, "distillation.with_rewards": with_rewards}
-    run = service(settings, scorer=lambda: FakeScorer(teaches=True))
+    run = service(settings, scorer=lambda: FakeScorer(token_scorers=[TEACHER]))
     assert run_simulated(run.run()).reason == "all 10 steps are done"
     run.check_lines()
     assert {record["outcome"] for record in run.ledger} <= {"trained", "in_flight"}, "all rewards are 1"
@@ -101,29 +106,30 @@ def test_a_run_without_rewards_has_no_mean_reward(service: Build) -> None:
 
 
 @pytest.mark.parametrize(("down_s", "fails"), [(10.0, False), (60.0, True)])
-def test_an_outage_of_a_teacher_costs_time_or_groups_and_is_never_a_zero(
-    service: Build, down_s: float, fails: bool
+@pytest.mark.parametrize(("recipe", "role"), [(ALONE, TEACHER), (SERVED, REFERENCE)], ids=[TEACHER, REFERENCE])
+def test_an_outage_costs_time_or_groups_and_is_never_a_zero(
+    service: Build, recipe: dict[str, Any], role: str, down_s: float, fails: bool
 ) -> None:
     scorers: list[TaughtScorer] = []
 
     def scorer() -> TaughtScorer:
-        scorers.append(TaughtScorer(LoopClock(), (8.0, 8.0 + down_s)))
+        scorers.append(TaughtScorer(LoopClock(), (8.0, 8.0 + down_s), role))
         return scorers[-1]
 
-    run = service(ALONE, scorer=scorer)
+    run = service(recipe, scorer=scorer)
     assert run_simulated(run.run()).reason == "all 10 steps are done"
     run.check_lines()
     failed = [record for record in run.rollouts if record["outcome"] == "failed"]
     assert bool(failed) is fails
-    assert all(each["cause"] == "unscorable" and each["detail"].startswith("teacher_down: math: ") for each in failed)
+    assert all(each["cause"] == "unscorable" and each["detail"].startswith(f"{role}_down: math: ") for each in failed)
     assert run.lines[-1]["groups_failed_total"] == len(failed)
     assert sum(line.get("failures_unscorable", 0) for line in run.lines) == len(failed)
-    counters = [each.teachers.counters["teacher_math"] for each in scorers]
+    counters = [each.teachers.counters[f"{role}_math"] for each in scorers]
     assert sum(each.retries for each in counters) > 0 and not any(each.breaker_open for each in counters)
-    assert (sum(each.outcomes["teacher_down"] for each in counters) > 0) is fails
+    assert (sum(each.outcomes[f"{role}_down"] for each in counters) > 0) is fails
     trained = [record for record in run.rollouts if record["outcome"] == "trained"]
     assert len(trained) == 10 * 8
-    assert all("teacher_logprobs" in each for record in trained for each in record["completions"])
+    assert all(f"{role}_logprobs" in each for record in trained for each in record["completions"])
 
 
 def test_a_replay_trains_the_same_batches_and_asks_no_teacher_again(service: Build) -> None:
@@ -154,7 +160,7 @@ def test_a_replay_trains_the_same_batches_and_asks_no_teacher_again(service: Bui
 
 def test_groups_of_an_earlier_start_without_teachers_go_on_with_rewards(service: Build) -> None:
     """A run to which teachers were added has groups without their numbers in the queue."""
-    plain, taught = FakeScorer(), FakeScorer(teaches=True)
+    plain, taught = FakeScorer(), FakeScorer(token_scorers=[TEACHER])
 
     class Changing(FakeScorer):
         async def verify(self, prompt: Prompt, completion: Completion) -> dict[str, Verdict]:

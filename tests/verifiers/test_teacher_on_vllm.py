@@ -19,10 +19,10 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
-from olmorl.config import Distillation
+from olmorl.config import Config, Distillation, HttpService
 from olmorl.errors import ConfigError
 from olmorl.messages import Completion, Prompt, Span, Version
-from olmorl.verifiers.teacher_check import check_teachers
+from olmorl.verifiers.teacher_check import check_token_scorers
 from olmorl.verifiers.teachers import Teachers
 
 pytestmark = [pytest.mark.slow, pytest.mark.engine, pytest.mark.doors]
@@ -94,6 +94,10 @@ def taught_by(url: str) -> Distillation:
     return Distillation.model_validate({"teachers": {"big": {"url": url}}})
 
 
+def served(url: str) -> dict[str, HttpService]:
+    return Config(distillation=taught_by(url)).token_scorers
+
+
 def test_the_log_probabilities_are_those_of_the_model(url: str, folder: Path) -> None:
     rng = np.random.default_rng(0)
     prompt_ids, answer_ids = (rng.integers(0, WORDS, size).astype(np.int32) for size in (5, 20))
@@ -124,8 +128,8 @@ def test_the_log_probabilities_are_those_of_the_model(url: str, folder: Path) ->
 
 
 def test_its_vocabulary_and_its_context_are_checked(url: str) -> None:
-    check_teachers(taught_by(f"{url}/v1"), words(), LONGEST)
+    check_token_scorers(served(f"{url}/v1"), words(), LONGEST)
     with pytest.raises(ConfigError, match="token 33 is '33' there and 'other 33' here"):
-        check_teachers(taught_by(url), words("33", "37"), LONGEST)
+        check_token_scorers(served(url), words("33", "37"), LONGEST)
     with pytest.raises(ConfigError, match=f"refuses a sample of {LONGEST + 1} tokens"):
-        check_teachers(taught_by(url), words(), LONGEST + 1)
+        check_token_scorers(served(url), words(), LONGEST + 1)

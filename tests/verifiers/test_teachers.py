@@ -20,12 +20,12 @@ from olmorl.errors import ConfigError, DataError, ResourceError, Unscorable
 from olmorl.learner.data.checks import check_taught
 from olmorl.learner.data.loader import Loader
 from olmorl.learner.data.stream import Source
-from olmorl.messages import TEACHER, Completion, Prompt, Span, Verdict, Version
+from olmorl.messages import REFERENCE, TEACHER, Completion, Prompt, Span, Verdict, Version
 from olmorl.ports import Row
 from olmorl.verifiers.judge.service import client
 from olmorl.verifiers.judge.service.failures import Unavailable, UnreadableReply
 from olmorl.verifiers.scorer import VerifierScorer
-from olmorl.verifiers.teacher_check import check_teachers
+from olmorl.verifiers.teacher_check import check_token_scorers
 from olmorl.verifiers.teachers import LEAST_LOGPROB, read
 from tests.verifiers.teacher_server import TeacherServer, Words
 from tests.waiting import until
@@ -71,9 +71,11 @@ async def scorer_of() -> AsyncIterator[Callable[..., Any]]:
     """Starts a scorer with teachers."""
     made: list[VerifierScorer] = []
 
-    async def start(teachers: dict[str, Any], *, with_rewards: bool = False, **verifiers: Any) -> VerifierScorer:
+    async def start(
+        teachers: dict[str, Any], *, with_rewards: bool = False, reference: HttpService | None = None, **verifiers: Any
+    ) -> VerifierScorer:
         distillation = Distillation.model_validate({"teachers": teachers, "with_rewards": with_rewards})
-        made.append(VerifierScorer(Verifiers(**verifiers), 0, distillation))
+        made.append(VerifierScorer(Verifiers(**verifiers), 0, distillation, reference))
         await made[-1].start()
         return made[-1]
 
@@ -256,6 +258,37 @@ async def test_a_teacher_that_stays_damaged_fails_the_group(
     assert values((await scorer.verify(prompt_of(), answer()))[TEACHER]) == [-0.3, 0.0, LEAST_LOGPROB]
 
 
+async def test_a_served_reference_scores_all_training_rows_beside_verifiers_and_teachers(
+    servers: tuple[TeacherServer, TeacherServer], scorer_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "FIRST_BACKOFF_S", 0.01)
+    teacher, reference = servers
+    reference_at = HttpService(url=await reference.start(), model="start", timeout_s=0.3)
+    taught = {"policy": {"url": await teacher.start(), "sources": ["math.jsonl"]}}
+    scorer = await scorer_of(taught, with_rewards=True, reference=reference_at)
+    verdicts = await scorer.verify(prompt_of(datasets=("math",)), answer(text=r"\boxed{4}"))
+    assert list(verdicts) == ["math", TEACHER, REFERENCE]
+    assert (values(verdicts[TEACHER]), values(verdicts[REFERENCE])) == (
+        [-0.3, 0.0, LEAST_LOGPROB],
+        [-1.3, -1.0, LEAST_LOGPROB],
+    )
+    assert reference.asked[0]["model"] == "start"
+    (scored,) = await scorer.combine(prompt_of(datasets=("math",)), [replace(answer(), verdicts=verdicts)])
+    assert scored.reward == 1.0 and scored.reference_logprobs is not None
+    assert list(await scorer.verify(prompt_of("x.jsonl:3"), answer())) == [REFERENCE]
+    assert list(await scorer.verify(prompt_of(lane="held_out"), answer())) == []
+    reference.status = 503
+    verdicts = await scorer.verify(prompt_of(datasets=("math",)), answer())
+    with pytest.raises(Unscorable, match=r"^reference_down: reference: policy: "):
+        await scorer.combine(prompt_of(datasets=("math",)), [replace(answer(), verdicts=verdicts)])
+    counts = scorer.counts()
+    assert (counts["reference_policy"]["outcomes.reference_down"], counts["reference_policy"]["outcomes.done"]) == (
+        1,
+        2,
+    )
+    assert counts["teacher_policy"]["calls"] == 2
+
+
 async def test_an_outage_is_waited_out(
     servers: tuple[TeacherServer, TeacherServer], scorer_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -298,9 +331,13 @@ def one(url: str, **more: Any) -> Distillation:
     return Distillation.model_validate({"teachers": {"big": {"url": url, **more}}})
 
 
+def services(url: str, **more: Any) -> dict[str, HttpService]:
+    return config.Config(distillation=one(url, **more)).token_scorers
+
+
 def test_a_teacher_with_the_vocabulary_of_the_policy_may_start(on_thread: Callable[[TeacherServer], str]) -> None:
     server = TeacherServer()
-    check_teachers(one(f"{on_thread(server)}/v1"), Words(), longest=100)
+    check_token_scorers(services(f"{on_thread(server)}/v1"), Words(), longest=100)
     assert len(server.asked[0]["prompt"]) == 100
 
 
@@ -320,18 +357,18 @@ def test_another_vocabulary_or_a_short_context_is_refused_before_the_run(
     on_thread: Callable[[TeacherServer], str], server: TeacherServer, longest: int, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        check_teachers(one(on_thread(server)), Words(), longest)
+        check_token_scorers(services(on_thread(server)), Words(), longest)
 
 
 def test_a_server_that_is_no_teacher_or_not_there_is_named(on_thread: Callable[[TeacherServer], str]) -> None:
     server = TeacherServer()
     server.spoil = DAMAGES["without_prompt_logprobs"]
     with pytest.raises(ResourceError, match=r"teachers\.big: the reply is not a completion with prompt_logprobs"):
-        check_teachers(one(on_thread(server)), Words(), 10)
+        check_token_scorers(services(on_thread(server)), Words(), 10)
     with pytest.raises(ResourceError, match=r"teachers\.big: http://127\.0\.0\.1:9/v1/completions: ClientConnector"):
-        check_teachers(one("http://127.0.0.1:9"), Words(), 10)
+        check_token_scorers(services("http://127.0.0.1:9"), Words(), 10)
     with pytest.raises(ConfigError, match=r"set the environment variable NO_SUCH_KEY .*teachers\.big\.api_key_env"):
-        check_teachers(one("http://127.0.0.1:9", api_key_env="NO_SUCH_KEY"), Words(), 10)
+        check_token_scorers(services("http://127.0.0.1:9", api_key_env="NO_SUCH_KEY"), Words(), 10)
 
 
 def source(*places: str) -> Source:
@@ -392,5 +429,5 @@ def test_a_teacher_is_an_http_service_with_a_bounded_wait() -> None:
 
 def test_episodes_have_no_teachers() -> None:
     teachers = {"one": {"url": "http://localhost:1/v1", "model": "m"}}
-    with pytest.raises(ConfigError, match=r"take out episodes\.environment, or the teachers"):
+    with pytest.raises(ConfigError, match=r"take out episodes\.environment, or distillation\.teachers\.one"):
         config.build({"distillation": {"teachers": teachers}, "episodes": {"environment": "a:b"}})

@@ -69,6 +69,20 @@ def test_batches_are_compared_over_equally_many_groups(recipe: Recipe, monkeypat
     assert counted == [4 + 8, 4 + 4]
 
 
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"distillation__teachers": {"one": {"url": "http://h"}}},
+        {"objective__kl_beta": 0.1, "objective__kl_reference": {"url": "http://h"}},
+    ],
+    ids=["teacher", "reference"],
+)
+def test_a_recipe_whose_tokens_are_scored_can_be_planned(recipe: Recipe, keys: dict[str, object]) -> None:
+    service = SimulatedService(recipe(**keys), num_actors=1)
+    service.run(3)
+    assert [line["batch_groups"] for line in service.lines] == [8, 8, 8]
+
+
 def test_more_actors_are_faster_until_the_learner_is_the_slower_part(recipe: Recipe) -> None:
     settings = recipe(schedule__max_lag=4, schedule__prompts_per_step=16)
     load = Workload(settings.simulation.model_copy(update={"tail": 0.3, "train_tokens_per_s": 600.0}))

@@ -164,6 +164,36 @@ def test_a_critic_takes_what_the_policy_takes_but_the_activations(models: Path) 
     assert (ppo.places[0].needed - plain.places[0].needed) / GIB == pytest.approx(standing)
     saved, of_both = ({part.what: part.num_bytes for part in each.disk}["a checkpoint"] for each in (plain, ppo))
     assert of_both == 2 * saved
+    copy, of_both = (
+        next(part.num_bytes for place in each.places for part in place.parts if part.what == "copy for a checkpoint")
+        for each in (plain, ppo)
+    )
+    assert of_both == 2 * copy
+
+
+@pytest.mark.parametrize("nodes", [1, 4])
+def test_critic_and_policy_in_turns_need_the_memory_of_one(models: Path, nodes: int) -> None:
+    changes = (("objective.preset", '"ppo"'), ("learner.nodes", str(nodes)))
+    beside, turns = (
+        memory.memory_plan(shipped(models, "olmo3-7b-think", *changes, *more))
+        for more in ((), (("learner.offload_critic", "true"),))
+    )
+    parts = of(beside.places[0])
+    moved = parts["weights"] + parts["optimizer"]
+    assert (beside.places[0].needed - turns.places[0].needed) / GIB == pytest.approx(moved)
+    assert of(turns.places[0])["critic"] == pytest.approx(parts["critic"] - moved)
+    [held] = [part for place in turns.places for part in place.parts if part.what == "policy and critic in turns"]
+    assert held.num_bytes / GIB == pytest.approx(2 * 8 * moved), "of the eight ranks of a node"
+    assert moved == pytest.approx((2 + 12) * SHIPPED["olmo3-7b-think"][1] / (8 * nodes) / GIB)
+
+
+def test_turns_are_proposed_where_policy_and_critic_do_not_fit_together(models: Path) -> None:
+    changes = (("objective.preset", '"ppo"'), ("learner.nodes", "1"), ("learner.gradient_checkpointing", "true"))
+    settings = shipped(models, "olmo3-7b-think", *changes, ("learner.zero_stage", "3"))
+    needed = memory.memory_plan(settings).places[0].needed
+    smaller = config.with_key(settings, "cluster.gpu_memory_gib", needed / GIB - 5)
+    with pytest.raises(ResourceError, match=r"set learner\.offload_critic = true \(then "):
+        memory.refuse_too_little(smaller, memory.memory_plan(smaller))
 
 
 @pytest.mark.parametrize("nodes", [1, 4])

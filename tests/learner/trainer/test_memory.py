@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import pytest
@@ -83,6 +84,8 @@ def jobs(llama: str, olmo: str, tied: str) -> tuple[Jobs, Jobs]:
         "bfloat16, stage 1": job(llama, "bfloat16", 1),
         "bfloat16, stage 2, offloaded": job(llama, "bfloat16", 2, offload_optimizer=True),
         "float32, stage 3, tied": job(tied, "float32", 3, False, row_tokens=1024),
+        "bfloat16, stage 3, adapters": job(llama, "bfloat16", 3, rank=8),
+        "float32, stage 3, adapters": job(llama, "float32", 3, False, rank=8),
         "float32, stage 0, a shared row": job(llama, "float32", 0, False, 2048, sequence_parallel=2),
         "bfloat16, stage 2, a shared row in tiles": job(
             olmo, "bfloat16", 2, True, 4096, sequence_parallel=2, mlp_tiles=4
@@ -108,16 +111,22 @@ class Compared(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def compared(run_ranks: Callable[[int, Jobs], Results], small_models: dict[str, str]) -> dict[str, list[Compared]]:
-    found = {}
-    for world, asked in enumerate(jobs(*(small_models[name] for name in ("llama", "olmo3", "qwen2"))), 1):
-        for name, job_of_name in asked.items():
-            # Each in processes of its own: what a job before leaves, and frees late, would count.
-            ranks = run_ranks(world, {name: job_of_name})[name]
-            model, learner = config.Model(**asked[name]["model"]), config.Learner(**asked[name]["learner"])
-            plan = memory.rank_memory(model, learner, world, asked[name]["row_tokens"], on_gpu=False)
-            found[name] = [Compared(plan, *(rank[key] for key in Compared._fields[1:])) for rank in ranks]
-    return found
+def compared(
+    run_ranks: Callable[[int, Jobs], Results], small_models: dict[str, str]
+) -> Callable[[str], list[Compared]]:
+    """Gives the ranks of a job by its name."""
+    alone, pair = jobs(*(small_models[name] for name in ("llama", "olmo3", "qwen2")))
+
+    @cache
+    def run(name: str) -> list[Compared]:
+        world, asked = (1, alone[name]) if name in alone else (2, pair[name])
+        # Each in processes of its own: what a job before leaves, and frees late, would count.
+        ranks = run_ranks(world, {name: asked})[name]
+        model, learner = config.Model(**asked["model"]), config.Learner(**asked["learner"])
+        plan = memory.rank_memory(model, learner, world, asked["row_tokens"], on_gpu=False)
+        return [Compared(plan, *(rank[key] for key in Compared._fields[1:])) for rank in ranks]
+
+    return run
 
 
 def in_mib(part: NamedTuple) -> dict[str, float]:
@@ -125,8 +134,10 @@ def in_mib(part: NamedTuple) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("name", [*ALONE, *PAIR])
-def test_the_planned_peak_is_within_a_tenth_of_the_measured_one(compared: dict[str, list[Compared]], name: str) -> None:
-    for rank in compared[name]:
+def test_the_planned_peak_is_within_a_tenth_of_the_measured_one(
+    compared: Callable[[str], list[Compared]], name: str
+) -> None:
+    for rank in compared(name):
         planned = rank.plan.peak + rank.plan.offloaded  # on the CPU both are in the memory of the host
         said = f"{in_mib(rank)}, {planned / MIB:.1f} planned: {in_mib(rank.plan.states)}, {in_mib(rank.plan)}"
         print(name, said)
@@ -137,10 +148,10 @@ def test_the_planned_peak_is_within_a_tenth_of_the_measured_one(compared: dict[s
     "name", [name for name in (*ALONE, *PAIR) if "stage 3" not in name and "offloaded" not in name]
 )
 def test_weights_optimizer_gradients_and_activations_are_each_within_a_tenth(
-    compared: dict[str, list[Compared]], name: str
+    compared: Callable[[str], list[Compared]], name: str
 ) -> None:
     """Under ZeRO-3 they share buffers with gathered weights, so that only their sum can be measured."""
-    for rank in compared[name]:
+    for rank in compared(name):
         states, row = rank.plan.states, rank.plan.activations
         assert row is not None
         print(name, in_mib(rank), in_mib(states), in_mib(row))
@@ -151,6 +162,34 @@ def test_weights_optimizer_gradients_and_activations_are_each_within_a_tenth(
             assert states.weights + states.optimizer == pytest.approx(rank.standing, rel=CLOSE)
             # The buffers of a sum are gone between two backward passes.
             assert states.gradients == pytest.approx(rank.gradients, rel=CLOSE)
+
+
+@pytest.mark.parametrize(("stage", "ranks"), [(2, 1), (2, 2), (3, 2)])
+def test_in_turns_the_one_that_sleeps_gives_its_memory_back(
+    run_ranks: Callable[[int, Jobs], Results], small_models: dict[str, str], stage: int, ranks: int
+) -> None:
+    whole = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
+    learner = {"zero_stage": stage, "offload_critic": True, "deepspeed": whole if stage == 3 else {}}
+    policy, critic = config.Model(path=small_models["llama"]), config.Model(path=small_models["olmo3"])
+    asked = {
+        "kind": "turns",
+        "model": {"path": policy.path},
+        "learner": learner,
+        "objective": {"preset": "ppo"},
+        "critic": {"path": critic.path},
+    }
+    plan = memory.rank_memory(policy, config.Learner(**learner), ranks, 512, on_gpu=False, critic=critic)
+    assert plan.critic is not None
+    for rank in run_ranks(ranks, {"turns": asked})["turns"]:
+        (taken, freed), (taken_by_critic, freed_by_critic) = rank["policy"], rank["critic"]
+        print(stage, ranks, *(f"{each / MIB:.1f} MiB" for each in (taken, taken_by_critic)))
+        assert (taken, taken_by_critic) == (-freed, -freed_by_critic)
+        assert taken == pytest.approx(plan.movable, rel=CLOSE)
+        # It is counted with the head of a policy, a sixth of this model.
+        assert 0.8 * plan.critic.movable < taken_by_critic < 0.9 * plan.critic.movable
+    apart = memory.rank_memory(policy, config.Learner(zero_stage=stage), ranks, 512, on_gpu=False, critic=critic)
+    assert apart.peak - plan.peak == min(plan.movable, plan.critic.movable)
+    assert (plan.asleep, apart.asleep) == (plan.movable + plan.critic.movable, 0)
 
 
 def test_a_deep_model_is_extrapolated(small_models: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:

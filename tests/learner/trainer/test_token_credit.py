@@ -37,6 +37,7 @@ def row(ids: list[int], mask: list[int], advantages: list[float]) -> RowArrays:
         behaviour_logprobs_T=np.zeros(size, np.float32),
         advantages_T=np.array(advantages, np.float32),
         lags_T=np.zeros(size, np.int32),
+        reference_logprobs_T=np.zeros(size, np.float32),
     )
 
 
@@ -143,8 +144,15 @@ def results(run_ranks: Callable[[int, Any], Results], tiny_models: dict[str, str
         "warm-up": ppo | {"critic": CRITIC | {"warmup_steps": 3}},
     }
     alone["critic diverged"] = ppo | {"kind": "diverged"}
+    turns = ppo | {"learner": ppo["learner"] | {"offload_critic": True}}
+    alone |= {
+        "critic in turns": turns,
+        "critic in turns, zero-0": turns | {"learner": turns["learner"] | {"zero_stage": 0}},
+        "critic in turns, resumed": turns | {"kind": "resume"},
+    }
     pair = {
         "critic, zero-3": ppo | {"learner": ppo["learner"] | {"zero_stage": 3}},
+        "critic in turns, zero-3": turns | {"learner": turns["learner"] | {"zero_stage": 3}},
         "critic, shared rows": ppo | {"learner": ppo["learner"] | {"sequence_parallel": 2}},
         "zero-3": base | {"learner": LEARNER | {"zero_stage": 3}},
         "shared rows": base | {"learner": LEARNER | {"sequence_parallel": 2}},
@@ -286,7 +294,10 @@ def ppo_loop(folder: str, groups: dict[int, list[list[Any]]]) -> tuple[dict[str,
     return dict(policy.named_parameters()), losses
 
 
-@pytest.mark.parametrize("name", ["critic", "critic, zero-3", "critic, shared rows"])
+IN_TURNS = ["critic in turns", "critic in turns, zero-0", "critic in turns, zero-3"]
+
+
+@pytest.mark.parametrize("name", ["critic", "critic, zero-3", "critic, shared rows", *IN_TURNS])
 def test_ppo_with_a_critic_equals_a_plain_loop(results: Results, tiny_models: dict[str, str], name: str) -> None:
     expected, losses = ppo_loop(tiny_models["olmo3"], results["critic"][0]["groups"])
     for rank in results[name]:
@@ -306,11 +317,18 @@ def test_the_policy_stays_while_the_critic_warms_up(results: Results, tiny_model
     assert largest_difference(results["critic"][0]["weights"], start) > 0
 
 
-def test_a_checkpoint_keeps_the_critic(results: Results) -> None:
-    straight, resumed = results["critic resumed"][0]["values"]
+@pytest.mark.parametrize("name", ["critic resumed", "critic in turns, resumed"])
+def test_a_checkpoint_keeps_the_critic(results: Results, name: str) -> None:
+    straight, resumed = results[name][0]["values"]
     for before, after in zip(straight, resumed, strict=True):
         assert after == pytest.approx(before, rel=1e-6)
     assert straight[0]["critic_loss"] != straight[1]["critic_loss"]
+
+
+def test_critic_and_policy_in_turns_compute_the_same_bits(results: Results) -> None:
+    beside, in_turns = results["critic"][0], results["critic in turns"][0]
+    assert beside["values"] == in_turns["values"]
+    assert all(torch.equal(in_turns["weights"][key], weight) for key, weight in beside["weights"].items())
 
 
 def test_a_critic_that_diverges_is_named(results: Results) -> None:

@@ -3,8 +3,8 @@
     python benchmarks/difficulty.py --json benchmarks/results/difficulty.json
 
 It is ended by SIGKILL of its process group, by SIGTERM and by SIGKILL of the engine's core, each after another quarter
-of the answers. Every answer that an engine gives is noted in a log of its own. The answers are then counted again: what
-is solved is read from the texts alone, for the demo's problems end in a boxed number.
+of the answers. Every answer that an engine gives is noted in a log of its own. The answers are then counted again, by
+the verifier's verdicts and by the texts alone, for the demo's problems end in a boxed number.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def run_until(command: list[str], log: Path, answers: int, end: str) -> None:
         print(f"{end} at {given(log):,} answers: exit code {process.returncode}", flush=True)
 
 
-def solved(row: dict[str, Any]) -> bool:
-    """Whether the last box of an answer has the label."""
+def boxed(row: dict[str, Any]) -> bool:
+    """Whether the last box of an answer has the label. An answer without a box counts as wrong here."""
     _, marker, rest = row["completion"].rpartition("\\boxed{")
     return bool(marker) and rest.partition("}")[0] == row["ground_truth"][0]
 
@@ -103,13 +103,18 @@ def measured(folder: Path, prompts: int, samples: int) -> dict[str, Any]:
     last = subprocess.run(command, start_new_session=True, capture_output=True, text=True, check=False)
     if last.returncode:
         raise SystemExit(last.stderr[-2000:])
+    return counted(folder, samples) | {"wall_s": round(time.monotonic() - began, 1)}
+
+
+def counted(folder: Path, samples: int) -> dict[str, Any]:
+    """The answers of a folder, counted again."""
+    log, out = folder / "log", folder / "out"
     answers = [json.loads(line) for line in (out / "answers.jsonl").read_text().splitlines()]
     rates = {row["row"]: row["pass_rate"] for row in map(json.loads, (out / "pass_rates.jsonl").open())}
     made, rights = Counter(log.read_text().split()), Counter[str]()
     for row in answers:
-        rights[row["row"]] += solved(row)
-    source = Path(settings.data.train[0])
-    kept = (out / f"{source.stem}.jsonl").read_text().count("\n")
+        rights[row["row"]] += row["solved"]
+    kept = (out / "train.jsonl").read_text().count("\n")
     return {
         "prompts": len(rates),
         "answers": len(answers),
@@ -118,7 +123,8 @@ def measured(folder: Path, prompts: int, samples: int) -> dict[str, Any]:
         "rates_unequal_to_a_count": sum(rate != rights[row] / samples for row, rate in rates.items()),
         "kept": kept,
         "kept_by_the_count": sum(rights[row] / samples <= MOST for row in rates),
-        "wall_s": round(time.monotonic() - began, 1),
+        "solved": rights.total(),
+        "solved_without_their_box": sum(row["solved"] != boxed(row) for row in answers),
     }
 
 

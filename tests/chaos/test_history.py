@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import zstandard
 
 from olmorl.learner.storage import ledger
 from olmorl.learner.storage.group_stats import Score
 from olmorl.learner.storage.ledger import Ledger
 from olmorl.learner.storage.ledger_state import Drawn, Journaled, Started, Trained
+from tests import rollout_files
 from tests.chaos.history import journaled_otherwise, violations
 
 STEPS, BATCH, MAX_LAG = 3, 2, 2
@@ -41,8 +41,9 @@ def groups_of(step: int) -> Lines:
 def write(run_dir: Path, lines: Lines, groups: Lines, events: list[Any]) -> None:
     (run_dir / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
     (run_dir / "rollouts").mkdir()
-    data = "".join(json.dumps(each) + "\n" for each in groups).encode()
-    (run_dir / "rollouts" / "step_000001.1.jsonl.zst").write_bytes(zstandard.compress(data))
+    rollout_files.write(
+        [json.dumps(each).encode() for each in groups], run_dir / "rollouts" / "step_000001.1.jsonl.zst"
+    )
     start = Started(incarnation=ledger.acquire(run_dir / "ledger"), step=0, replay_to=0, stream={})
     books = Ledger(run_dir / "ledger", start, ledger.fold(iter(())))
     for event in events:

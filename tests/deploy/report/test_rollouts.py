@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-import zstandard
 
 from olmorl.deploy.report import rollouts
 from olmorl.deploy.report.rollouts import MaskRule, read_file, stride_for
@@ -17,6 +16,7 @@ from olmorl.deploy.report.run_reader import RunReader
 from olmorl.learner.storage import rollout_log
 from olmorl.learner.storage.ledger_state import Start
 from olmorl.messages import Version
+from tests import rollout_files
 from tests.deploy.report.conftest import Make
 from tests.deploy.report.made_runs import WORDS
 from tests.deploy.report.reading import Parts, unpack
@@ -110,10 +110,10 @@ def test_a_file_that_was_cut_off_gives_its_whole_frames(make_run: Make) -> None:
 
 def test_a_foreign_file_gives_a_note(tmp_path: Path) -> None:
     path = tmp_path / "step_000001.1.jsonl.zst"
-    path.write_bytes(zstandard.compress(b'{"prompt_id": 1, "outcome": "won"}\n'))
+    rollout_files.write([b'{"prompt_id": 1, "outcome": "won"}'], path)
     found = read_file(path, MaskRule(), None)
     assert not found.groups and str(path) in found.note and "not read to its end" in found.note
-    path.write_bytes(zstandard.compress(b"{not json}\n"))
+    rollout_files.write([b"{not json}"], path)
     assert "not read to its end" in read_file(path, MaskRule(), None).note
 
 
@@ -122,7 +122,7 @@ def test_malformed_groups_do_not_shift_the_tokens_of_others(make_run: Make, tmp_
     trained = [record for record in records if record["outcome"] == "trained"]
     trained[0]["completions"][0]["logprobs"] = [None, -0.5]
     path = tmp_path / "step_000001.1.jsonl.zst"
-    path.write_bytes(zstandard.compress(b"".join(msgspec.json.encode(record) + b"\n" for record in trained)))
+    rollout_files.write([msgspec.json.encode(record) for record in trained], path)
     found = read_file(path, MaskRule(), None)
     assert not found.note and len(found.groups) == len(trained)
     tokens = unpack(zlib.decompress(found.chunks[0][1].data))

@@ -125,8 +125,9 @@ def test_wandb_keeps_the_points_offline(tmp_path: Path, monkeypatch: pytest.Monk
         if record.HasField("history"):
             items = record.history.item
             rows.append({".".join(item.nested_key) or item.key: json.loads(item.value_json) for item in items})
-        if record.HasField("run"):
-            config |= {item.key: json.loads(item.value_json) for item in record.run.config.update}
+        # A change that comes after the start of the run is a record of its own.
+        for changed in (record.run.config, record.config):
+            config |= {item.key: json.loads(item.value_json) for item in changed.update}
     assert config["run"] == {"name": "r"}
     assert [(row["step"], row["loss"]) for row in rows if "loss" in row] == [(1, 0.5), (2, 0.25)]
     assert [row["step"] for row in rows if "eval_a_version" in row] == [1]

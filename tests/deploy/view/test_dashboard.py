@@ -165,7 +165,7 @@ def line(step: int, **more: Any) -> dict[str, Any]:
 def test_a_history_has_rewards_evaluations_and_speeds() -> None:
     history = RunHistory()
     for each in (
-        line(1, eval_aime_accuracy=0.25, eval_aime_version=0, eval_aime_version_newest=2),
+        line(1, eval_aime_accuracy=0.25, eval_aime_version_oldest=0, eval_aime_version_newest=2),
         line(2),
         line(3),
         line(2),

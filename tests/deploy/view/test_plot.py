@@ -109,7 +109,11 @@ def test_an_evaluation_is_drawn_at_its_version(picture: Any) -> None:
 
 
 def test_an_evaluation_spans_the_versions_that_answered(picture: Any) -> None:
-    told = [(0, {"version_oldest": 0, "version_newest": 6}), (10, {"version_newest": 12}), (20, {})]
+    told = [
+        (0, {"version_oldest": 0, "version_newest": 6}),
+        (10, {"version_oldest": 10, "version_newest": 12}),
+        (20, {}),
+    ]
     lines = [line(step) for step in range(1, 31)]
     for place, (version, by) in zip((7, 14, 25), told, strict=True):
         lines[place] |= evaluated(version, 0.5) | {f"eval_held_out_{key}": value for key, value in by.items()}

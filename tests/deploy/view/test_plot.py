@@ -116,7 +116,8 @@ def test_an_evaluation_spans_the_versions_that_answered(picture: Any) -> None:
     ]
     lines = [line(step) for step in range(1, 31)]
     for place, (version, by) in zip((7, 14, 25), told, strict=True):
-        lines[place] |= evaluated(version, 0.5) | {f"eval_held_out_{key}": value for key, value in by.items()}
+        ends = zip(("oldest", "newest"), by, strict=False)
+        lines[place] |= evaluated(version, 0.5) | {f"eval_held_out_version_{end}": value for end, value in ends}
     (spans,) = picture(lines)["held-out accuracy"].collections
     assert [[x for x, _ in segment] for segment in spans.get_segments()] == [[0, 6], [10, 12], [20, 20]]
 

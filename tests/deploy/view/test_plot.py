@@ -109,11 +109,7 @@ def test_an_evaluation_is_drawn_at_its_version(picture: Any) -> None:
 
 
 def test_an_evaluation_spans_the_versions_that_answered(picture: Any) -> None:
-    told = [
-        (0, {"version_oldest": 0, "version_newest": 6}),
-        (10, {"version_oldest": 10, "version_newest": 12}),
-        (20, {}),
-    ]
+    told = [(0, (0, 6)), (10, (10, 12)), (20, ())]
     lines = [line(step) for step in range(1, 31)]
     for place, (version, by) in zip((7, 14, 25), told, strict=True):
         ends = zip(("oldest", "newest"), by, strict=False)

@@ -158,7 +158,10 @@ def _settings(recipe: Any, overrides: Mapping[str, Any]) -> Recipe:
 
 
 class _NewLines:
-    """Hands over each line of a run's metrics once, and the last one again when an evaluation was added to it."""
+    """Hands over each line of a run's metrics once, and the last one again when an evaluation was added to it.
+
+    A step that is trained again, after a failure, has a new line.
+    """
 
     def __init__(self, path: Path, on_step: OnStep) -> None:
         self._log, self._on_step = MetricsLog(path), on_step
@@ -171,9 +174,8 @@ class _NewLines:
         return sum(self._on_step(line) is True for line in lines) > 0
 
     def _is_new(self, line: dict[str, Any]) -> bool:
-        last = self._last
-        is_amended = line != last and all(line[key] == last[key] for key in ("step", "incarnation") if key in last)
-        return bool(line["step"] > last["step"] or is_amended)
+        place, last = ((each.get("incarnation", 0), each["step"]) for each in (line, self._last))
+        return bool(place > last or (place == last and line != self._last))
 
 
 def _write_rows(path: Path, rows: Rows) -> Path:
@@ -286,6 +288,7 @@ def _end_of(process: subprocess.Popen[str], watch: Callable[[], bool] | None) ->
                 if code is not None:
                     return code
             except KeyboardInterrupt:
+                stopped = True
                 process.send_signal(signal.SIGINT)
     except BaseException:
         process.terminate()

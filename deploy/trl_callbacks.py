@@ -65,6 +65,7 @@ class Callbacks:
 
     def on_step(self, line: dict[str, Any]) -> bool:
         """The events of a new metric line; returns whether a callback asks for the end of training."""
+        self.look_for_checkpoint()
         if line["step"] > self._state.global_step:
             self._state.global_step = line["step"]
             logs = in_trls_names(line)
@@ -75,10 +76,15 @@ class Callbacks:
         if evaluated and evaluated != of_evaluation(self._last):
             self.call("on_evaluate", metrics=in_trls_names(evaluated))
         self._last = line
-        if (newest := self._newest_checkpoint()) > self._saved:
-            self._saved = newest
-            self.call("on_save")
         return bool(self._control.should_training_stop)
+
+    def look_for_checkpoint(self) -> None:
+        """The event of a new checkpoint, at its step. It is complete after the line of that step."""
+        if (newest := self._newest_checkpoint()) > self._saved:
+            self._saved, step = newest, self._state.global_step
+            self._state.global_step = newest
+            self.call("on_save")
+            self._state.global_step = step
 
     def _newest_checkpoint(self) -> int:
         return max(checkpoint_dir.steps(self._checkpoints), default=0)

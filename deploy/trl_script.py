@@ -219,6 +219,7 @@ class GRPOTrainer:
             resume=bool(resume_from_checkpoint),
         )
         if self._callbacks:
+            self._callbacks.look_for_checkpoint()
             self._callbacks.call("on_train_end")
         return tables
 

@@ -430,7 +430,7 @@ def prompts(
 
     if settings.run.mode == "simulated":
         return PromptStream([_numbered_rows(settings.episodes.player)], settings.run.seed), {}, []
-    from olmorl.learner.data.checks import check_different, check_enough, check_taught, shared_rows
+    from olmorl.learner.data.checks import check_different, check_enough, check_ordered, check_taught, shared_rows
     from olmorl.learner.data.loader import Loader, evaluation_sets, open_tokenizer, training_sources
     from olmorl.verifiers.label_check import LabelChecker
 
@@ -451,6 +451,7 @@ def prompts(
     check_different(sources)
     check_taught(sources, settings.distillation, are_all=True)
     check_enough(sources, data, settings.schedule.prompts_per_step)
+    check_ordered(sources, data.curriculum)
     notes = [f"data: {loader.report}", *(f"  {reason}" for reason in loader.report.reasons)]
     if evaluations:
         notes += [f"evaluation: {held_out.report}", *(f"  {reason}" for reason in held_out.report.reasons)]

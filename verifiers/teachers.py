@@ -110,7 +110,7 @@ class Teachers(Verifier):
 
 def served_reference(service: HttpService) -> Teachers:
     """The server of the reference policy: it scores the tokens of all rows, as a teacher without sources."""
-    return Teachers(Distillation(teachers={"policy": Teacher(**dict(service))}), role=REFERENCE)
+    return Teachers(Distillation(teachers={"server": Teacher(**dict(service))}), role=REFERENCE)
 
 
 def endpoint_of(service: HttpService, clock: Clock) -> HttpEndpoint:

@@ -361,7 +361,7 @@ def _learner_host(settings: Config, placed: Placement, rank: RankMemory, weights
         MemoryPart("offloaded reference", shards + masters if offloaded else 0, "and the policy while it computes"),
         MemoryPart("export", _whole(settings, rank), "on the host of rank 0, after the last step"),
         MemoryPart("offloaded optimizer", rank.offloaded * ranks),
-        MemoryPart("policy and critic in turns", rank.asleep * ranks, "learner.offload_critic"),
+        MemoryPart("policy and critic in turns", sum(map(block, rank.asleep)) * ranks, "learner.offload_critic"),
         MemoryPart("offloaded activations", row, f"a row of {settings.row_tokens:,} tokens"),
         # Shorter rows need blocks of a half, a quarter and so on. Torch keeps them all: together once more as much.
         MemoryPart("kept for shorter rows", row, "at most: pinned blocks of lower powers of two"),

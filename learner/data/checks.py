@@ -25,6 +25,16 @@ def check_enough(sources: Sequence[Source], data: Data, prompts_per_step: int) -
         )
 
 
+def check_ordered(sources: Sequence[Source], column: str | None) -> None:
+    """Refuse a curriculum without numbers. Raises DataError for a source whose rows have none in the column."""
+    for source in sources:
+        if column and all(row.ease is None for row in source.rows):
+            raise DataError(
+                f"{source.name}: no row has a number in the column {column}: name another one in data.curriculum, "
+                "leave the key out, or measure pass rates with `olmorl-data difficulty`"
+            )
+
+
 def check_taught(sources: Sequence[Source], distillation: Distillation, *, are_all: bool) -> None:
     """Refuse teachers without rows, and rows without a teacher if teachers alone decide.
 

@@ -143,10 +143,6 @@ class Loader:
         self.report.read = self.report.used + self.report.over_long + self.report.refused
         if not rows:
             self._refuse_all(spec.name, before)
-        if self._data.curriculum and not self._held_out and all(row.ease is None for row in rows):
-            raise DataError(
-                f"{spec.name}: no row has a number in the column {self._data.curriculum} of data.curriculum"
-            )
         return Source(spec.name, spec.weight, rows)
 
     def _refuse_all(self, name: str, before: LoadReport) -> NoReturn:

@@ -222,11 +222,12 @@ class Draws:
 
     # --- a step ends ------------------------------------------------------------------------------
 
-    async def lose(self, tokens: dict[str, int]) -> None:
-        """Record the tokens of lost attempts, by process of an actor."""
+    async def lose(self, tokens: dict[str, int]) -> bool:
+        """Record the tokens of lost attempts, by process of an actor; returns False if the run is over."""
         async with self._lock:
-            if tokens:
+            if tokens and not self._ended:
                 await self._book(Lost(tokens=tokens))
+            return not self._ended
 
     async def train(self, step: int, tokens: int) -> tuple[Counts, int]:
         """Record that the learner took the step; returns the `counts` after it."""

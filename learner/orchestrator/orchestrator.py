@@ -306,13 +306,14 @@ class Orchestrator:
     async def declare_dead(self, actor: str) -> None:
         """Release the leases of the dead `actor`, and record what it has lost. If it still runs, it has to leave.
 
-        Its heartbeat goes last: the launcher declares it dead again if this call does not come to its end.
+        Its heartbeat goes last: the launcher declares it dead again if this call does not come to its end, and the next
+        start counts its loss if the run is over.
         """
         await self.control.declare_dead(actor)
         await self._hear()  # after the release: what it has stored is final
         self._metrics.died(actor)
-        await self.draws.lose(self._metrics.lost())
-        await self._queue.forget_actor(actor)
+        if await self.draws.lose(self._metrics.lost()):
+            await self._queue.forget_actor(actor)
 
     async def _hear(self) -> Mapping[str, ActorStatus]:
         """Count the newest heartbeats, and return them."""

@@ -127,9 +127,9 @@ class RankMemory(NamedTuple):
         return self.critic.standing - (min(self.movable, self.critic.movable) if self.in_turns else 0)
 
     @property
-    def asleep(self) -> int:
-        """Bytes of host memory for what sleeps. Both have theirs at all times, because to pin memory takes seconds."""
-        return self.movable + self.critic.movable if self.critic and self.in_turns else 0
+    def asleep(self) -> tuple[int, ...]:
+        """Bytes of the blocks of host memory for what sleeps. Both have theirs at all times: to pin takes seconds."""
+        return (self.movable, self.critic.movable) if self.critic and self.in_turns else ()
 
     @property
     def standing(self) -> int:

@@ -52,6 +52,7 @@ class Sleeper:
         storages = {storage_key(each): each for each in found if each.resizable()}.values()
         sizes = [storage.nbytes() for storage in storages]
         if self._memory.numel() != sum(sizes):
+            self._memory = torch.empty(0, dtype=torch.uint8)  # the old block goes first
             self._memory = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=self._device.type == "cuda")
         self._asleep = list(zip(storages, torch.split(self._memory, sizes), strict=True))
         for storage, part in self._asleep:

@@ -242,9 +242,10 @@ def test_a_line_is_handed_over_again_when_an_evaluation_was_added(tmp_path: Path
         {**lines[1], "eval_a_accuracy": 1},
         lines[2],
     ]
-    # Steps that another start takes again are no news.
-    again = [{"step": n, "incarnation": 2} for n in range(2, 5)]
-    assert write(lines[0], again[0]) == [] and write(lines[0], *again) == again[2:]
+    # Steps that another start takes again come again.
+    again = [{"step": n, "incarnation": 2} for n in range(2, 4)]
+    assert write(lines[0], again[0]) == again[:1] and write(lines[0], *again) == again[1:]
+    assert write(lines[0], again[0], {**again[1], "eval_a_accuracy": 1}) == [{**again[1], "eval_a_accuracy": 1}]
 
 
 @pytest.fixture

@@ -195,11 +195,11 @@ def test_callbacks_follow_the_lines_of_the_run(tmp_path: Path, monkeypatch: pyte
 
     def run(recipe: Any, *, evaluation: Any, on_step: Any, **_: Any) -> str:
         assert evaluation == {"held": ROWS[:2]}
-        stops.extend(map(on_step, lines))
-        folder = recipe.run_dir / "checkpoints" / "step_2"
-        folder.mkdir(parents=True)
-        (folder / "complete").touch()
-        stops.append(on_step({**lines[1], "eval_held_out_reward_mean": 0.5, "eval_held_out_version": 2}))
+        for line in (*lines, {**lines[1], "eval_held_out_reward_mean": 0.5, "eval_held_out_version": 2}):
+            stops.append(on_step(line))
+            folder = recipe.run_dir / "checkpoints" / f"step_{line['step']}"
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "complete").touch()
         return "tables"
 
     monkeypatch.setattr(api, "run", run)
@@ -210,8 +210,8 @@ def test_callbacks_follow_the_lines_of_the_run(tmp_path: Path, monkeypatch: pyte
         assert trainer.train() == "tables"
     assert stops == [False, True, True]
     assert watcher.seen == [
-        ("begin", str(tmp_path / "mine"), 7), ("log", 1, 0.1, 0.05), ("log", 2, 0.2, 0.1), ("evaluate", 0.5),
-        ("save", 2), ("end", 2),
+        ("begin", str(tmp_path / "mine"), 7), ("log", 1, 0.1, 0.05), ("save", 1), ("log", 2, 0.2, 0.1), ("save", 2),
+        ("evaluate", 0.5), ("end", 2),
     ]  # fmt: skip
 
 

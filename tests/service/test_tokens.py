@@ -186,3 +186,22 @@ def test_sources_verifiers_and_causes_are_counted_in_each_line(service: Build) -
     # Draws that ended between the last batch and the last line are part of the totals, and of no batch.
     no_batch = run.orchestrator.draws.state.num_decided - len(run.decided_after_the_last_line)
     assert sum(line["verifier_math_groups"] for line in run.lines) + no_batch == total
+
+
+def test_a_loss_after_the_end_of_a_run_is_left_to_the_next_start(service: Build) -> None:
+    """An actor that leaves while others still stop: the ledger is closed, and its heartbeat stays."""
+    run = service(SMALL | {"schedule.steps": 50}, num_actors=3)
+
+    async def story() -> bool:
+        await run.start()
+        await run.steps(4)
+        run.orchestrator.control.stop()
+        await asyncio.gather(*run._tasks)
+        await run.actors[0].stop()
+        assert run.actors[0].status().tokens_wasted > 0
+        await run.orchestrator.declare_dead("actor-0")
+        stays = "actor-0" in await run.queue.statuses()
+        await run.crash(actors=True)
+        return stays
+
+    assert run_simulated(story())

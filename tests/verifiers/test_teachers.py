@@ -279,10 +279,10 @@ async def test_a_served_reference_scores_all_training_rows_beside_verifiers_and_
     assert list(await scorer.verify(prompt_of(lane="held_out"), answer())) == []
     reference.status = 503
     verdicts = await scorer.verify(prompt_of(datasets=("math",)), answer())
-    with pytest.raises(Unscorable, match=r"^reference_down: reference: policy: "):
+    with pytest.raises(Unscorable, match=r"^reference_down: reference: server: "):
         await scorer.combine(prompt_of(datasets=("math",)), [replace(answer(), verdicts=verdicts)])
     counts = scorer.counts()
-    assert (counts["reference_policy"]["outcomes.reference_down"], counts["reference_policy"]["outcomes.done"]) == (
+    assert (counts["reference_server"]["outcomes.reference_down"], counts["reference_server"]["outcomes.done"]) == (
         1,
         2,
     )

@@ -162,7 +162,7 @@ class ForkedEnvironment:
         assert self._prompt is not None
         start = self._prompt.episode
         known: set[str] = set() if start is UNSET else {tool["function"]["name"] for tool in start.tools}
-        names = {call["function"]["name"] for call in reply.get("tool_calls", ())}
+        names = {call["function"]["name"] for call in reply.get("tool_calls", ()) if known}
         return {name if name in known else UNKNOWN for name in names}
 
     async def reward(self, episode: Completion) -> dict[str, Verdict]:

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from olmorl import config
 from olmorl.config import Data, Evaluation, Model, Verifiers
 from olmorl.errors import ConfigError, DataError, ModelError
+from olmorl.learner.data.checks import check_ordered
 from olmorl.learner.data.loader import Loader, evaluation_sets, open_tokenizer, training_sources
 from olmorl.learner.data.stream import PromptStream
 from olmorl.learner.orchestrator.draw_source import prompt_of
@@ -138,10 +139,11 @@ def test_a_curriculum_reads_the_numbers_of_its_column(tokenizer: Any, jsonl: Cal
         ("a", 0.25), ("b", None), ("c", 1.0), ("d", None)
     ]  # fmt: skip
     assert all(one.ease is None for one in loader(tokenizer).load(path).rows)
-    other = Loader(Data(curriculum="passrate"), tokenizer, Verifiers())
-    with pytest.raises(DataError, match=r"no row has a number in the column passrate of data\.curriculum"):
-        other.load(path)
-    assert len(other.for_evaluation().load(path).rows) == 4
+    other = Loader(Data(curriculum="passrate"), tokenizer, Verifiers()).load(path)
+    with pytest.raises(DataError, match=r"no row has a number in the column passrate: .*olmorl-data difficulty"):
+        check_ordered([other], "passrate")
+    check_ordered([other], None)
+    check_ordered([ours.load(path)], "pass_rate")
 
 
 def test_progress_is_reported_while_loading(tokenizer: Any, jsonl: Callable[..., Path]) -> None:

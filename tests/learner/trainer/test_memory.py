@@ -189,7 +189,7 @@ def test_in_turns_the_one_that_sleeps_gives_its_memory_back(
         assert 0.8 * plan.critic.movable < taken_by_critic < 0.9 * plan.critic.movable
     apart = memory.rank_memory(policy, config.Learner(zero_stage=stage), ranks, 512, on_gpu=False, critic=critic)
     assert apart.peak - plan.peak == min(plan.movable, plan.critic.movable)
-    assert (plan.asleep, apart.asleep) == (plan.movable + plan.critic.movable, 0)
+    assert (plan.asleep, apart.asleep) == ((plan.movable, plan.critic.movable), ())
 
 
 def test_a_deep_model_is_extrapolated(small_models: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:

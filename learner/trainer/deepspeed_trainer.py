@@ -196,10 +196,12 @@ class DeepSpeedTrainer:
             grad_norms.append(self._trained.update(rate))
             backward_s += passed_at - began_at
             optimizer_s += time.perf_counter() - passed_at
-            _refuse_divergence(shard.step, grad_norms[-1])
+            if not isfinite(grad_norms[-1]):
+                break  # the critic may be the cause: then its own gradient says so
         if self._critic:
             times = self._critic.train([(rows[index], shard.loss_tokens[index]) for _, index in updates])
             backward_s, optimizer_s = backward_s + times[0], optimizer_s + times[1]
+        _refuse_divergence(shard.step, grad_norms[-1])
         if self._device.type == "cpu":
             malloc.give_back()
         values = self._step_values(shard, list(chain.from_iterable(rows)), stats_S, len(updates))

@@ -627,6 +627,7 @@ def expected_line(session: Session, step: int) -> Record:
             "batch_reward_mean": np.mean(rewards),
             "batch_groups": PROMPTS,
             "batch_tokens": sum(map(num_tokens, batch)),
+            "batch_completion_tokens_mean": sum(map(num_tokens, batch)) / (PROMPTS * GROUP),
             "batch_tokens_not_finite": 0,
             "lag_mean": np.mean(lags),
             "lag_max": max(lags),

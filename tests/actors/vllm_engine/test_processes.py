@@ -249,6 +249,8 @@ def test_a_process_that_started_after_the_engine_was_up_ends_with_it(tmp_path: P
         processes.adopt([first.pid])
         late = subprocess.Popen(["sleep", "300"])
     assert alive(late.pid)
+    while not Path(f"/proc/{late.pid}/environ").read_bytes():
+        time.sleep(0.01)  # the kernel still makes its new memory, and nobody can tell whose it is
     processes.end()
     assert not alive(first.pid) and not alive(late.pid)
 

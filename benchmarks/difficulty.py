@@ -15,6 +15,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from pathlib import Path
@@ -132,11 +133,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=int, default=2000)
     parser.add_argument("--samples", type=int, default=8)
-    parser.add_argument("--folder", type=Path, default=Path("runs/difficulty"), help="a new folder for the answers")
+    parser.add_argument("--folder", type=Path, help="a new folder for the answers; default: a temporary one")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    arguments.folder.mkdir(parents=True)
-    result = measured(arguments.folder, arguments.prompts, arguments.samples)
+    folder = arguments.folder or Path(tempfile.mkdtemp()) / "difficulty"
+    folder.mkdir(parents=True)
+    result = measured(folder, arguments.prompts, arguments.samples)
     for name, value in result.items():
         print(f"{name:26} {value:,}")
     if arguments.json:

@@ -217,8 +217,8 @@ class HttpService(Section):
     """A model behind HTTP that scores answers."""
 
     url: str | None = None
-    """Address, as in `http://host:8000` or `https://host/v1`. `local` starts a built-in heuristic for demos. Without an
-    address the verifiers that need the service are off."""
+    """Address, as in `http://host:8000` or `https://host/v1`. Of a judge or a reward model: `local` starts a built-in
+    heuristic for demos; without an address they are off."""
     model: str | None = None
     """Name of the model at the service. Default: no name is sent, which suits a server with one model."""
     api_key_env: str | None = Field(None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")

@@ -1,4 +1,4 @@
-"""The servers of judges, reward models and teachers that start with the run: their commands, and the launcher's wait.
+"""The servers of models that score and start with the run: their commands, and the launcher's wait.
 
     python -m olmorl.deploy.preflight.served_models RECIPE.toml [options of olmorl-launch]
 

@@ -128,6 +128,8 @@ class Batcher:
             return self._failed(item, result.cause, result.detail)
         if reason := defect(result):
             return self._failed(item, f"malformed: {reason}")
+        if self._config.objective.kl_reference and all(one.reference_logprobs is None for one in result.completions):
+            return Ending(item, Outcome.STALE, "no_reference")  # made before the recipe had one
         filters = self._schedule.filter_zero_gradient
         teaches = not filters or self._builder.has_gradient(result)
         self.streaks.scored(has_gradient=teaches)

@@ -21,7 +21,8 @@ class Outcome(StrEnum):
     TRAINED = "trained"
     ZERO_GRADIENT = "zero_gradient"
     STALE = "stale"
-    """Over-age, or left over when a finite stream ended without filling a batch."""
+    """Over-age, left over when a finite stream ended without filling a batch, or from before the recipe had a served
+    reference."""
     FAILED = "failed"
     EVALUATION = "evaluation"
     """An answer of an evaluation. It is in `rollouts/` and never in the ledger."""

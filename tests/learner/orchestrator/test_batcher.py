@@ -192,6 +192,19 @@ def test_a_malformed_group_fails(parts: Build) -> None:
     run_simulated(scenario())
 
 
+def test_a_group_from_before_the_reference_was_in_the_recipe_ends_as_stale(parts: Build) -> None:
+    served = {"objective.kl_beta": 0.1, "objective.kl_reference": {"url": "http://start:8000"}}
+
+    async def scenario() -> None:
+        async with parts(served).opened() as run:
+            await run.draws._draw_allowed(V0)
+            await run.answer(1.0, 0.0)
+            await run.settle()
+            assert (run.outcomes[0], run.ledger[0]["cause"]) == ("stale", "no_reference") and run.draws.num_ready == 0
+
+    run_simulated(scenario())
+
+
 def test_a_solved_row_is_never_drawn_again(parts: Build) -> None:
     async def scenario() -> None:
         async with parts({"data.no_resample_above": 0.9}, num_rows=2).opened() as run:

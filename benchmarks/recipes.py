@@ -4,9 +4,9 @@
     python benchmarks/recipes.py --only demo "objectives/*" --seeds 0 1 2
 
 A run is `olmorl-launch` with a recipe of deploy/recipes/objectives or deploy/recipes/ablation, or one of `OTHERS`. All
-have the same number of steps, over which the learning rate falls as the recipe says; the accuracy is that before the
-first step and after the last one. `time_to_accuracy` saw the demo at 90% after 5 to 14 steps. The teacher of the
-distillation is the policy of a demo run with all steps of its recipe, which is made first.
+have the same number of steps, over which the learning rate falls as the recipe says; the accuracy is that of the first
+versions, while they are trained, and of the last one. `time_to_accuracy` saw the demo at 90% after 5 to 14 steps. The
+teacher of the distillation is the policy of a demo run with all steps of its recipe, which is made first.
 
 The file of `--json` has a line for each run that has ended, also for one that failed. The same command runs what is
 missing there, on another day too: first the first seed of all recipes, then the second.
@@ -36,6 +36,7 @@ from rich.console import Console
 from rich.table import Table
 
 from olmorl.learner.storage import metrics_log
+from olmorl.parent_death import asked_at_death
 from olmorl.run_dir import RunFiles
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -87,7 +88,15 @@ def launch(name: str, files: RunFiles, keys: Mapping[str, Any]) -> tuple[int, fl
         command += [f"--{key}", str(value)]
     with folder.with_suffix(".log").open("w") as output:
         began = time.monotonic()
-        done = subprocess.run(command, cwd=ROOT, stdout=output, stderr=output, timeout=TIMEOUT_S, check=False)
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            stdout=output,
+            stderr=output,
+            timeout=TIMEOUT_S,
+            preexec_fn=asked_at_death(signal.SIGTERM),
+            check=False,
+        )
         return done.returncode, time.monotonic() - began
 
 

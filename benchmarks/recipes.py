@@ -6,7 +6,7 @@
 A run is `olmorl-launch` with a recipe of deploy/recipes/objectives or deploy/recipes/ablation, or one of `OTHERS`. All
 have the same number of steps, over which the learning rate falls as the recipe says; the accuracy is that of the first
 versions, while they are trained, and of the last one. `time_to_accuracy` saw the demo at 90% after 5 to 14 steps. The
-teacher of the distillation is the policy of a demo run with all steps of its recipe, which is made first.
+teachers of a distillation are the policies of demo runs with all steps of their recipe, which are made first.
 
 The file of `--json` has a line for each run that has ended, also for one that failed. The same command runs what is
 missing there, on another day too: first the first seed of all recipes, then the second.
@@ -26,7 +26,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -35,6 +35,7 @@ import measure
 from rich.console import Console
 from rich.table import Table
 
+from olmorl import config
 from olmorl.learner.storage import metrics_log
 from olmorl.parent_death import asked_at_death
 from olmorl.run_dir import RunFiles
@@ -43,7 +44,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RECIPES = ROOT / "deploy" / "recipes"
 RECORD = ROOT / "benchmarks" / "results" / "recipes.json"
 FOLDERS = ("objectives", "ablation")
-OTHERS = ("demo", "lora", "agent", "distillation")
+OTHERS = ("demo", "lora", "agent", "distillation", "distillation_two")
 STEPS = 25
 WANTED = 0.7
 NEWEST = 5
@@ -52,6 +53,8 @@ TIMEOUT_S = 3600.0
 TEACHER_TOKENS = 321
 """The longest prompt and completion of the demo, and one more."""
 SERVER_START_S = 300.0
+FEW_TERMS = 3
+"""The problems of the demo with so many terms are in one file, those with more in the other."""
 Job = tuple[str, int]
 """A recipe and a seed."""
 
@@ -72,8 +75,8 @@ def run(name: str, seed: int, steps: int, scratch: Path) -> dict[str, Any]:
     """One run of a recipe to its last step."""
     files = RunFiles(scratch / f"{name.replace('/', '-')}-{seed}")
     every = dict.fromkeys(("schedule.steps", "evaluation.every", "checkpoint.every"), steps)
-    with address_of_teacher(scratch, is_needed=name == "distillation") as address:
-        code, seconds = launch(name, files, {"run.seed": seed, **every, **address})
+    with teachers(name, scratch) as services:
+        code, seconds = launch(name, files, {"run.seed": seed, **every, **services})
     lines = list(metrics_log.history(files)) if files.metrics.exists() else []
     shutil.rmtree(files.run_dir, ignore_errors=True)
     return {"recipe": name, "seed": seed, "asked_steps": steps, "exit": code, "run_s": seconds, **reached(lines)}
@@ -101,31 +104,57 @@ def launch(name: str, files: RunFiles, keys: Mapping[str, Any]) -> tuple[int, fl
 
 
 @contextmanager
-def address_of_teacher(scratch: Path, *, is_needed: bool) -> Iterator[Mapping[str, str]]:
-    """A server of a trained demo, as the key of its address; no key if none is needed."""
-    if not is_needed:
-        yield {}
-        return
-    policy = scratch / "teacher"
+def teachers(name: str, scratch: Path) -> Iterator[Mapping[str, Any]]:
+    """A server for each teacher of the recipe, and its data files, as keys for the launch; none if none is needed."""
+    recipe = config.load(RECIPES / f"{name}.toml")
+    keys: dict[str, Any] = {}
+    with ExitStack() as servers:
+        for seed, teacher in enumerate(recipe.distillation.teachers):
+            address = servers.enter_context(server(policy_of_demo(seed, scratch), scratch / f"teacher-{seed}.log"))
+            keys[f"distillation.teachers.{teacher}.url"] = f"{address}/v1"
+        if recipe.data.train:
+            keys["data.train"] = json.dumps(files_by_terms(recipe.data.train, scratch))
+        yield keys
+
+
+def policy_of_demo(seed: int, scratch: Path) -> Path:
+    """The policy of a demo run with all its steps, made once."""
+    policy = scratch / f"teacher-{seed}"
     if not policy.exists():
-        files = RunFiles(scratch / "of-teacher")
-        code, _ = launch("demo", files, {})
+        files = RunFiles(scratch / f"of-teacher-{seed}")
+        code, _ = launch("demo", files, {"run.seed": seed})
         assert code == 0, f"{files.run_dir}.log"
         files.export.rename(policy)
+    return policy
+
+
+def files_by_terms(names: Sequence[str], scratch: Path) -> list[str]:
+    """The demo's problems in two files of these names: those with few terms, and those with more."""
+    (made,) = scratch.glob("cache/sums-*/train.jsonl")
+    few, more = paths = [scratch / name for name in names]
+    rows = made.read_text(encoding="utf-8").splitlines(keepends=True)
+    few.write_text("".join(row for row in rows if row.count("+") < FEW_TERMS), encoding="utf-8")
+    more.write_text("".join(row for row in rows if row.count("+") >= FEW_TERMS), encoding="utf-8")
+    return [str(path) for path in paths]
+
+
+@contextmanager
+def server(policy: Path, log: Path) -> Iterator[str]:
+    """A server of a policy on a free port; gives its address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     words = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(policy), "--dtype", "float32"]
     words += ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", str(TEACHER_TOKENS), "--enforce-eager"]
     environment = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-    with (scratch / "teacher.log").open("w") as output:
-        server = subprocess.Popen(words, stdout=output, stderr=output, env=environment, start_new_session=True)
+    with log.open("w") as output:
+        process = subprocess.Popen(words, stdout=output, stderr=output, env=environment, start_new_session=True)
     try:
-        wait_for(server, f"http://127.0.0.1:{port}/health")
-        yield {"distillation.teachers.demo.url": f"http://127.0.0.1:{port}/v1"}
+        wait_for(process, f"http://127.0.0.1:{port}/health")
+        yield f"http://127.0.0.1:{port}"
     finally:
-        os.killpg(server.pid, signal.SIGKILL)
-        server.wait()
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def wait_for(server: subprocess.Popen[bytes], health: str) -> None:
@@ -137,7 +166,7 @@ def wait_for(server: subprocess.Popen[bytes], health: str) -> None:
                 return
         except OSError:
             time.sleep(0.5)
-    raise TimeoutError(f"{health} did not answer: see teacher.log in the scratch folder")
+    raise TimeoutError(f"{health} did not answer: see the logs of the teachers in the scratch folder")
 
 
 def reached(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

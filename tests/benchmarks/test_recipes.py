@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import sys
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,6 +15,9 @@ from typing import Any
 import pytest
 
 from olmorl import config
+from olmorl.deploy.demo.arithmetic import sums
+from olmorl.deploy.demo.problem import write
+from olmorl.deploy.demo.settings import DemoSettings
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
@@ -47,6 +52,11 @@ def test_all_recipes_are_there_and_take_the_same_steps(recipes: ModuleType) -> N
     for name in names:
         loaded = config.load(recipes.RECIPES / f"{name}.toml", [("schedule.steps", str(recipes.STEPS))])
         assert loaded.learner.warmup_steps < recipes.STEPS
+    two = config.load(recipes.RECIPES / "distillation_two.toml").distillation.teachers
+    assert [(str(teacher.url)[-7:], teacher.sources) for teacher in two.values()] == [
+        ("8100/v1", ["short.jsonl"]),
+        ("8101/v1", ["long.jsonl"]),
+    ]
     demo = config.load(recipes.RECIPES / "distillation.toml")
     assert demo.longest_sample + 1 == recipes.TEACHER_TOKENS
 
@@ -55,6 +65,21 @@ def test_what_the_record_has_is_not_run_again(recipes: ModuleType) -> None:
     rows = [row("demo", 0, 0.9), row("lora", 0, 0.0, code=1), row("demo", 1, 0.9, steps=50)]
     assert recipes.missing(rows, ["demo", "lora"], [0, 1], 25) == [("demo", 1), ("lora", 1)]
     assert recipes.missing([], ["demo", "lora"], [0, 1], 25) == [("demo", 0), ("lora", 0), ("demo", 1), ("lora", 1)]
+
+
+def test_the_problems_are_split_as_the_recipe_of_two_teachers_says(recipes: ModuleType, tmp_path: Path) -> None:
+    """The recipe shows the same split by `grep`."""
+    cache = tmp_path / "cache" / "sums-1"
+    cache.mkdir(parents=True)
+    write(cache / "train.jsonl", islice(sums(0, DemoSettings().terms), 50))
+    made = recipes.files_by_terms(["short.jsonl", "long.jsonl"], tmp_path)
+    text = (recipes.RECIPES / "distillation_two.toml").read_text(encoding="utf-8")
+    patterns = re.findall(r"grep -E '(.*)' runs", text)
+    rows = (cache / "train.jsonl").read_text(encoding="utf-8").splitlines()
+    assert len(patterns) == 2
+    for file, pattern in zip(made, patterns, strict=True):
+        expected = [row for row in rows if re.search(pattern, row)]
+        assert Path(file).read_text(encoding="utf-8").splitlines() == expected and len(expected) > 10
 
 
 def test_a_failed_run_counts_as_0(recipes: ModuleType) -> None:

@@ -354,9 +354,9 @@ class Learner(Section):
     """Learning rate of AdamW after the warm-up."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Course of the learning rate after the warm-up."""
-    extended: str | None = Field(None, pattern=r"^(keep|decay) [1-9][0-9]*$")
-    """`keep N` or `decay N`, in a run that had schedule.steps = N before it was extended: up to step N the learning
-    rate is as before; then it keeps its last value, or falls to 0 over the added steps by `schedule`."""
+    extended: str | None = Field(None, pattern=r"^(keep|decay) [1-9][0-9]*(, (keep|decay) [1-9][0-9]*)*$")
+    """`keep N` or `decay N` in a run extended from schedule.steps = N, such as `decay 50, keep 90`: up to step N the
+    learning rate is as before; then it stays, or falls to 0 over the added steps by `schedule`."""
     warmup_steps: int = Field(0, ge=0)
     """Steps over which the learning rate rises from 0."""
     betas: tuple[Beta, Beta] = (0.9, 0.95)

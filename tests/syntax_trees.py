@@ -9,11 +9,15 @@ from pathlib import Path
 
 
 def tree_of(path: Path) -> ast.Module:
-    """Parse a file without a garbage collection in between.
+    """Parse a file without a garbage collection in between."""
+    return parse(path.read_text(encoding="utf-8"))
+
+
+def parse(source: str) -> ast.Module:
+    """Parse a text without a garbage collection in between.
 
     A task that is collected logs its traceback, which parses a line, and Python before 3.11.8 then raises SystemError.
     """
-    source = path.read_text(encoding="utf-8")
     gc.disable()
     try:
         return ast.parse(source)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.syntax_trees import tree_of
+from tests.syntax_trees import parse, tree_of
 
 ROOT = Path(__file__).parents[1]
 OWN_PACKAGES = ("olmorl", "__future__")
@@ -163,7 +163,7 @@ def test_the_product_reaches_into_no_other_project_outside_compat() -> None:
     ],
 )
 def test_it_sees(code: str, fault: str) -> None:
-    assert fault in [text for _, text in faults(ast.parse(code), set())]
+    assert fault in [text for _, text in faults(parse(code), set())]
 
 
 @pytest.mark.parametrize(
@@ -178,5 +178,5 @@ def test_it_sees(code: str, fault: str) -> None:
     ],
 )
 def test_it_lets_pass(code: str) -> None:
-    tree = ast.parse(code)
+    tree = parse(code)
     assert not list(faults(tree, own_names([tree])))

@@ -12,7 +12,9 @@ _PREFIX = re.compile(
 """Before each line of an engine's process: its name, the level, the time and the line of the source."""
 _FAILED = re.compile(r"(?:WorkerProc|EngineCore) failed to start")
 _DIED = re.compile(r"EngineCore encountered a fatal error")
-_RAISED = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|TooLarge)(?::|$)")
+_RAISED = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?::|$)")
+_FRAME = "  "
+"""The beginning of each line of a traceback between its first line and its error."""
 _SOURCE = re.compile(r'^  File "')
 _ELSEWHERE = ("see root cause above", "see stack trace for root cause")
 _NEXT = ("Traceback", "Process ", "[", "Exception ignored")
@@ -69,7 +71,7 @@ def _error_after(lines: list[str], start: int) -> str:
         line = lines[number]
         if _FAILED.search(line):
             break
-        if not _RAISED.match(line) or any(word in line.lower() for word in _ELSEWHERE):
+        if not _is_error(lines, number) or any(word in line.lower() for word in _ELSEWHERE):
             continue
         cause = " ".join([line.strip(), *_more(lines, number)])
         if ":" not in line:
@@ -79,11 +81,16 @@ def _error_after(lines: list[str], start: int) -> str:
     return cause[:_LENGTH].strip()
 
 
+def _is_error(lines: list[str], number: int) -> bool:
+    """Whether a traceback ends there with its error, whose name may have any ending, such as OutOfResources."""
+    return lines[number - 1].startswith(_FRAME) and _RAISED.match(lines[number]) is not None
+
+
 def _more(lines: list[str], number: int) -> list[str]:
     """The rest of an error whose text has several lines."""
     rest = []
-    for line in lines[number + 1 :]:
-        if not line.strip() or _RAISED.match(line) or _FAILED.search(line) or line.startswith(_NEXT):
+    for following, line in enumerate(lines[number + 1 :], number + 1):
+        if not line.strip() or _is_error(lines, following) or _FAILED.search(line) or line.startswith(_NEXT):
             break
         rest.append(line.strip())
         if len(rest) == 4:

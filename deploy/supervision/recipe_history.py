@@ -100,8 +100,9 @@ def check_change(settings: Config, change: bool) -> list[Difference]:
     if found and not change:
         shown = "".join(f"\n  {difference}" for difference in found)
         if jump:
-            steps = before.schedule.steps
-            shown += f'\n  to go on from the last rate, set learner.extended = "keep {steps}" or "decay {steps}"'
+            earlier = f"{before.learner.extended}, " if before.learner.extended else ""
+            ways = [f'"{earlier}{way} {before.schedule.steps}"' for way in ("keep", "decay")]
+            shown += f"\n  to go on from the last rate, set learner.extended = {' or '.join(ways)}"
         raise ConfigError(
             f"--resume would go on with another configuration than {path} has (key: there -> given now):{shown}\n"
             "  give the same recipe and options as before, or accept the change: --resume --change"

@@ -59,17 +59,22 @@ def check_taught(sources: Sequence[Source], distillation: Distillation, *, are_a
         )
 
 
+MOST_ALIKE = 10
+"""Different rows for each different prompt, on the mean, from which on the chat template is at fault."""
+
+
 def check_different(sources: Sequence[Source]) -> None:
-    """Refuse different rows that all become the same prompt.
+    """Refuse different rows that become few prompts.
 
     Raises:
         ModelError: the chat template writes them alike.
     """
     rows = [row for source in sources for row in source.rows]
-    if len({row.token_ids.tobytes() for row in rows}) == 1 and len({str(row.messages) for row in rows}) > 1:
+    prompts, texts = {row.token_ids.tobytes() for row in rows}, {str(row.messages) for row in rows}
+    if len(texts) > 1 and len(texts) >= len(prompts) * min(MOST_ALIKE, len(texts)):
         raise ModelError(
-            f"all {len(rows)} prompts of data.train are the same {len(rows[0].token_ids)} tokens, though their rows "
-            "differ: the chat template does not write the messages (model.chat_template, or the tokenizer's own), or "
+            f"all {len(rows)} prompts of data.train are {len(prompts)} as tokens, though their rows have {len(texts)} "
+            "texts: the chat template does not write all messages (model.chat_template, or the tokenizer's own), or "
             'data.over_long = "truncate" cuts all but their common end'
         )
 

@@ -12,9 +12,16 @@ from olmorl.learner.data.row_files import PACKED_SUFFIXES, SUFFIXES, suffix_of
 SPLITS = {
     "train": ("train", "training"),
     "validation": ("validation", "valid", "dev", "val"),
-    "test": ("test", "testing", "eval", "evaluation"),
+    "test": ("test", "testing", "eval", "evaluation", "heldout", "holdout", "held"),
 }
-"""Words in the names of files and folders, as `datasets` reads them."""
+"""Words in the names of files and folders, as `datasets` reads them, and those of rows that are held out."""
+_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_WORD = re.compile(r"[a-z]+?(?=(?:set|data|split)?s?(?![a-z]))")
+"""A word of lower-case letters; `test` in `testset` and in `testdata`."""
+_SHARD = re.compile(r"(.+)-\d+-of-\d+\b")
+"""The name of a shard, which begins with its split."""
+_DECLARED = re.compile(r"^[-\s]*(config_name|split):\s*(\S+)", re.MULTILINE)
+"""A set of files in the card of a data set of the hub."""
 _NAMED = 3
 """The most files that an error names."""
 
@@ -41,6 +48,11 @@ def files_of(folder: Path, split: str, held_out: bool) -> list[Path]:
     by_split: dict[str, list[Path]] = {}
     for path in sorted(found):
         by_split.setdefault(_split_of(path.relative_to(folder), own), []).append(path)
+    if set(by_split) == {""}:
+        _refuse_other_names(folder, found)
+        shards = {shard[1] for path in found if (shard := _SHARD.match(path.name))}
+        if len(shards) > 1:  # splits with names of their own, such as easy and hard
+            by_split = {shard: [] for shard in shards}
     files = by_split[own if own in by_split else chosen(str(folder), by_split, split, held_out)]
     _refuse_several_sets(folder, files)
     return files
@@ -93,10 +105,24 @@ def _split_of(path: Path, own: str | None = None) -> str:
     for part in (path.name, *reversed(path.parts[:-1])):
         if own is not None and own in re.split(r"[-. ]", part):
             return own
-        words = set(re.split(r"[^a-z]+", part.lower()))
+        words = set(_WORD.findall(_HUMP.sub("-", part).lower()))
         if found := [name for name, known in SPLITS.items() if words.intersection(known)]:
             return found[0] if len(found) == 1 else ""
     return ""
+
+
+def _refuse_other_names(folder: Path, found: Sequence[Path]) -> None:
+    """Files of which only the card of a clone says what they are, as a.csv for training and b.csv for tests."""
+    card = folder / "README.md"
+    declared: dict[str, set[str]] = {}
+    for kind, name in _DECLARED.findall(card.read_text("utf-8", "replace") if card.is_file() else ""):
+        declared.setdefault(kind, set()).add(name)
+    several = next((names for names in declared.values() if len(names) > 1), None)
+    if several and len(found) > 1:
+        raise DataError(
+            f"{folder}: {card.name} has the parts {_and(several)}, which the names of the files do not say: name the "
+            "files to read"
+        )
 
 
 def _refuse_several_sets(folder: Path, files: Sequence[Path]) -> None:

@@ -92,10 +92,11 @@ def read_file(path: Path, columns: bool) -> Rows:
         raise DataError(
             f"{path}: not UTF-8 text: {error}; write a table, or one JSON object a line, as UTF-8"
         ) from None
-    except (EOFError, zlib.error, lzma.LZMAError) as error:
+    except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
+        if isinstance(error, OSError) and error.errno:
+            raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+        # The libraries that unpack raise OSError too, without a number.
         raise DataError(f"{path}: cut off, or damaged: {error}; pack it again, or download it again") from None
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
 def _unpacked(path: Path) -> AbstractContextManager[io.BufferedReader]:

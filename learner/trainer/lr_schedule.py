@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import cos, pi
 
 from olmorl.config import Learner
@@ -13,13 +14,18 @@ def learning_rate(step: int, learner: Learner, steps: int) -> float:
     It rises over `warmup_steps` to the full rate, then stays, or falls towards 0: the step after the last would have 0.
     In a run that was extended, it goes on from the rate of the last step before.
     """
-    kind, _, number = (learner.extended or "").partition(" ")
-    before = int(number or steps)
-    if before >= steps:
+    return _extended(step, learner, [stage.split() for stage in (learner.extended or "").split(", ") if stage], steps)
+
+
+def _extended(step: int, learner: Learner, stages: Sequence[Sequence[str]], steps: int) -> float:
+    """The rate after extensions, from the first to the last: each is `keep` or `decay`, and the steps before it."""
+    if not stages:
         return _rate(step, learner, steps)
-    if step <= before:
-        return _rate(step, learner, before)
-    last = _rate(before, learner, before)
+    *earlier, (kind, number) = stages
+    before = int(number)
+    if step <= before or before >= steps:
+        return _extended(step, learner, earlier, min(before, steps))
+    last = _extended(before, learner, earlier, before)
     return last if kind == "keep" else last * _shape(learner, (step - before) / (steps - before + 1))
 
 

@@ -26,7 +26,7 @@ from olmorl.run_dir import RunFiles
 from olmorl.verifiers.environments.forked_environments import ForkedEnvironments
 from tests import ten_numbers
 from tests.verifiers.environments.test_forked_environments import calls, episode, prompt
-from tests.waiting import until
+from tests.waiting import lives, until
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = [
@@ -275,7 +275,7 @@ def test_a_stopped_or_killed_script_leaves_a_run_that_can_go_on(
     launcher = started(tmp_path, script)
     os.kill(script.pid, asked)
     script.wait(60)
-    until(lambda: not launcher.is_running() or launcher.status() == psutil.STATUS_ZOMBIE)
+    until(lambda: not lives(launcher))
     assert "stopped" in RunFiles(tmp_path / "test").ended.read_text()
     assert list(RunFiles(tmp_path / "test").checkpoints.glob("step_*/complete"))
     if asked == signal.SIGINT:

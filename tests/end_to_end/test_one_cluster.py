@@ -18,6 +18,7 @@ import pytest
 from olmorl.deploy.credentials import run_id
 from tests.end_to_end import recipes
 from tests.end_to_end.test_supervision import SETTINGS, ctl
+from tests.waiting import lives
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -47,7 +48,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         ended = [ray, *psutil.Process(ray.pid).children(recursive=True)]
         ray.terminate()
         ray.wait(60)
-        assert not [one for one in ended[1:] if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+        assert not [*filter(lives, ended[1:])]
 
 
 def test_two_runs_share_a_cluster_and_one_of_them_is_killed(

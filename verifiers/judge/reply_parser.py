@@ -34,7 +34,9 @@ _ESCAPE = re.compile(r"\\[^\"']|[\r\n]")
 _OPENING = re.compile(r"\{\s*[\"']")
 """The start of an object. A brace of prose, code or a formula has no quote behind it."""
 _BRACE = re.compile(r"[{}]")
-_THINKING = re.compile(r"[<\[](/?)(?:seed:)?(?:think|thinking|thought|reasoning)[>\]]", re.IGNORECASE)
+_THINKING = re.compile(
+    r"[<\[◁]\|?(/|end_of_)?(?:seed:|begin_of_)?(?:think|thinking|thought|reasoning)\|?[>\]▷]", re.IGNORECASE
+)
 _SCORE = re.compile(r"(\d+(?:\.\d+)?)(?: ?(?:/|out of) ?10)?", re.ASCII)
 _CUT = {"length": "the reply was cut off", "content_filter": "the reply was withheld"}
 _SHOWN = 120

@@ -16,6 +16,7 @@ import pytest
 import setproctitle
 
 from olmorl.actors.vllm_engine.compat import EarlyCore
+from tests.waiting import lives
 
 pytestmark = pytest.mark.doors
 ROOT = Path(__file__).parents[3]
@@ -36,7 +37,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def has_ended(pid: int) -> bool:
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    return not lives(pid)
 
 
 @pytest.fixture

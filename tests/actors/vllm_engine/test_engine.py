@@ -40,6 +40,7 @@ from olmorl.messages import Buffer, Completion, EpisodeStart, Lease, Probe, Prom
 from olmorl.ports import NamedBuffer, Sampling, StagedWeights
 from olmorl.queues.weights.store import store_in_files
 from tests.actors.vllm_engine import refusing_loader
+from tests.waiting import with_command
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
@@ -201,11 +202,7 @@ def forcing(case: Case, token: int) -> Weights:
 
 
 def engine_core(processes: list[psutil.Process]) -> psutil.Process:
-    [core] = [
-        process
-        for process in processes
-        if process.status() != psutil.STATUS_ZOMBIE and "EngineCore" in " ".join(process.cmdline())
-    ]
+    [core] = with_command(processes, "EngineCore")
     return core
 
 

@@ -14,6 +14,7 @@ from olmorl.actors.vllm_engine.engine import VllmEngine
 from olmorl.actors.vllm_engine.processes import EngineProcesses
 from olmorl.actors.vllm_engine.start import EngineStart, load_libraries
 from tests.actors.vllm_engine.test_engine import ANSWER, MAX_MODEL_LEN, PROMPT, START, untied_case
+from tests.waiting import with_command
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -23,8 +24,7 @@ async def test_its_core_is_the_early_process_and_computes_the_same(tmp_path: Pat
     processes = EngineProcesses(tmp_path / "notes")
     actors = config.Actors(max_running=4, kv_cache_gib=0.25, enforce_eager=True)
     await asyncio.to_thread(load_libraries, 0, actors.start_deadline_s, processes, has_core=True)
-    children = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
-    [early] = [child for child in children if "wait_for_work" in " ".join(child.cmdline())]
+    [early] = with_command(psutil.Process().children(), "wait_for_work")
     engine = VllmEngine(
         EngineStart(
             config.Model(path=str(case.folder), dtype=case.dtype),

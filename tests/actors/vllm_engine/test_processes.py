@@ -19,6 +19,7 @@ from olmorl.actors.vllm_engine import reaper
 from olmorl.actors.vllm_engine.processes import EngineProcesses, check_core
 from olmorl.actors.vllm_engine.start import _variables
 from olmorl.errors import ConfigError
+from tests.waiting import lives
 
 ROOT = str(Path(__file__).parents[3])
 ENGINE = """
@@ -45,12 +46,8 @@ time.sleep(300)
 """
 
 
-def alive(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-
-
 def alive_or_there(pid: int, name: str) -> bool:
-    return alive(pid) or Path("/dev/shm", name).exists()
+    return lives(pid) or Path("/dev/shm", name).exists()
 
 
 async def gone(pid: int, name: str) -> bool:
@@ -248,11 +245,11 @@ def test_a_process_that_started_after_the_engine_was_up_ends_with_it(tmp_path: P
         first = subprocess.Popen(["sleep", "300"])
         processes.adopt([first.pid])
         late = subprocess.Popen(["sleep", "300"])
-    assert alive(late.pid)
+    assert lives(late.pid)
     while not Path(f"/proc/{late.pid}/environ").read_bytes():
         time.sleep(0.01)  # the kernel still makes its new memory, and nobody can tell whose it is
     processes.end()
-    assert not alive(first.pid) and not alive(late.pid)
+    assert not lives(first.pid) and not lives(late.pid)
 
 
 def test_the_interfaces_that_an_operator_chose_are_those_of_an_engine(

@@ -50,6 +50,15 @@ NOISE = (
             failed("Worker", "RuntimeError: Error(s) in loading:\n\tsize mismatch for x") + ELSEWHERE,
             "RuntimeError: Error(s) in loading: size mismatch for x",
         ),
+        *(
+            (failed("Worker", "KeyError: 'a'", f"{name}: why\nHint: do this") + ELSEWHERE, f"{name}: why Hint: do this")
+            for name in (
+                "triton.runtime.errors.OutOfResources",
+                "torch._dynamo.exc.BackendCompilerFailed",
+                "subprocess.TimeoutExpired",
+                "StopIteration",
+            )
+        ),
         (NOISE, ""),
         ("", ""),
         (ELSEWHERE, ""),

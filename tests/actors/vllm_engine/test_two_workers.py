@@ -18,6 +18,7 @@ from olmorl.actors.vllm_engine.start import EngineStart
 from olmorl.errors import EngineDied, WeightError
 from tests.actors.vllm_engine.refusing_loader import VARIABLE
 from tests.actors.vllm_engine.test_engine import ANSWER, MAX_MODEL_LEN, PROMPT, START, Case, Weights, untied_case
+from tests.waiting import lives
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 LOADER = "tests.actors.vllm_engine.refusing_loader.RefusingLoader"
@@ -88,7 +89,7 @@ async def test_a_version_that_one_worker_refuses_reaches_none_and_half_a_version
     order(tmp_path, "1 loads nothing")
     with pytest.raises(EngineDied, match=r"were loaded in part: its workers answered \['1\.\d+', ''\]"):
         await engine.update(case.stage(second))
-    assert not any(worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE for worker in workers)
+    assert not any(map(lives, workers))
     with pytest.raises(EngineDied):
         await engine.generate("late", PROMPT, ANSWER)
 

@@ -39,10 +39,11 @@ if who.startswith("hung "):
     who = ""
 if who:
     daemons[who].kill()
+wait_s = 60.0 if who or silent else 4.0
 if hangs:
     time.sleep(300)
 try:
-    asyncio.run(asyncio.wait_for(ray.raise_when_lost(lambda cause: print('last act:', cause)), 4.0))
+    asyncio.run(asyncio.wait_for(ray.raise_when_lost(lambda cause: print('last act:', cause)), wait_s))
 except RunEnded as error:
     ray.release()
     ends = sorted(daemon.wait(30) for daemon in daemons.values())

@@ -29,21 +29,26 @@ from olmorl.errors import (
 )
 from olmorl.messages import ActorStatus
 from olmorl.run_dir import RunFiles
+from tests.waiting import HANG_S
 
 Running = Callable[..., AbstractAsyncContextManager[ActorSupervisor]]
 
 
 @pytest.fixture
 def running(until: Any) -> Running:
-    """Keeps a supervisor while a block runs; an error that ended it is raised at the end of the block."""
+    """Keeps a supervisor while a block runs; an error that ended it is raised at the end of the block.
+
+    With `ends` the block waits for that error.
+    """
 
     @asynccontextmanager
-    async def run(context: Any, count: int = 3) -> AsyncIterator[ActorSupervisor]:
+    async def run(context: Any, count: int = 3, ends: bool = False) -> AsyncIterator[ActorSupervisor]:
         supervisor = ActorSupervisor(context, QueueAccess("redis://here", {}))
         await supervisor.place(count)
         keeping = asyncio.create_task(supervisor.supervise())
         await until(lambda: len(context.cluster.started) == count)
         yield supervisor
+        await asyncio.wait([keeping], timeout=HANG_S if ends else 0)
         keeping.cancel()
         await asyncio.wait([keeping])
         if not keeping.cancelled() and (error := keeping.exception()):
@@ -205,7 +210,7 @@ async def test_new_actors_take_the_places_of_those_in_quarantine(context: Any, r
 async def test_with_all_in_quarantine_the_run_ends_with_the_causes(context: Any, running: Running, until: Any) -> None:
     made = context(restarts=0)
     with pytest.raises(RunEnded, match=r"every actor is in quarantine: actor-0 \(quarantined\): no driver; actor-1"):
-        async with running(made, count=2):
+        async with running(made, count=2, ends=True):
             for process in list(made.cluster.started):
                 process.end(ProcessLost("no driver"))
             await until(lambda: len(made.said) == 2)
@@ -217,7 +222,7 @@ async def test_what_people_have_to_mend_is_not_tried_again(
 ) -> None:
     made = context(restarts=5)
     with pytest.raises(type(error), match=str(error)):
-        async with running(made, count=1):
+        async with running(made, count=1, ends=True):
             made.cluster.newest("actor-0").end(error)
             await until(lambda: made.said)
     assert made.cluster.names == ["actor-0"]
@@ -228,7 +233,7 @@ async def test_an_engine_that_fails_at_two_starts_with_one_error_is_not_started_
 ) -> None:
     made = context(restarts=50)
     with pytest.raises(RunEnded, match=r"every actor is in quarantine.*did not start: RuntimeError: no kernel 7"):
-        async with running(made, count=1):
+        async with running(made, count=1, ends=True):
             made.cluster.newest("actor-0").end(EngineDied("the engine did not start: RuntimeError: no kernel 6"))
             await until(lambda: "actor-0.2" in made.cluster.names)
             made.cluster.newest("actor-0.2").end(EngineDied("the engine did not start: RuntimeError: no kernel 7"))
@@ -265,10 +270,9 @@ async def test_without_anybody_at_work_the_run_ends_in_time(context: Any, runnin
     made = context(no_actor_s=0.2, restarts=1000)
     made.cluster.answers["actor-0."] = {"identity": ProcessLost("it does not come up")}
     with pytest.raises(RunEnded, match=r"no actor has worked for \d s: actor-0 \(\w+\): it does not"):
-        async with running(made, count=1) as supervisor:
+        async with running(made, count=1, ends=True) as supervisor:
             look(supervisor, time.monotonic(), a0=1)
             made.cluster.newest("actor-0").end(ProcessLost("killed"))
-            await asyncio.sleep(1.5)
 
 
 async def test_no_actor_is_judged_while_heartbeats_cannot_be_read(
@@ -292,24 +296,22 @@ async def test_no_actor_is_judged_while_heartbeats_cannot_be_read(
 async def test_the_run_ends_when_all_actors_are_quarantined(context: Any, running: Running, until: Any) -> None:
     made = context(restarts=0)
     with pytest.raises(RunEnded, match=r"every actor is in quarantine: actor-1 \(quarantined\): no driver"):
-        async with running(made, count=2) as supervisor:
+        async with running(made, count=2, ends=True) as supervisor:
             leaving, other = (made.cluster.newest(name) for name in ("actor-0", "actor-1"))
             supervisor.drain("actor-0")
             other.end(ProcessLost("no driver"))
             await until(lambda: supervisor.slots[1].state == "quarantined")
             leaving.end()
-            await asyncio.sleep(1.5)
 
 
 async def test_a_wait_for_a_host_does_not_count_as_a_start_that_took_long(context: Any, running: Running) -> None:
     made = context(no_actor_s=0.2, restarts=1000)
     made.cluster.answers["actor-0."] = {"identity": ProcessLost("it does not come up")}
     with pytest.raises(RunEnded, match="no actor has worked"):
-        async with running(made, count=1) as supervisor:
+        async with running(made, count=1, ends=True) as supervisor:
             supervisor.slots[0].started_at -= 1000
             look(supervisor, time.monotonic(), a0=1)
             made.cluster.newest("actor-0").end(ProcessLost("killed"))
-            await asyncio.sleep(1.5)
 
 
 async def test_joining_and_leaving(context: Any, running: Running, until: Any) -> None:

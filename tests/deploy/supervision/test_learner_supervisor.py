@@ -17,6 +17,7 @@ from olmorl.deploy.supervision.learner_supervisor import LearnerSupervisor
 from olmorl.deploy.view.live_view import Status
 from olmorl.errors import DeadlinePassed, Diverged, NothingToLearn, ProcessLost, RunEnded, StartError
 from olmorl.messages import ActorStatus, Owner, Version, Wait
+from tests.waiting import HANG_S
 
 Keeping = Callable[..., AbstractAsyncContextManager[LearnerSupervisor]]
 GROUP = ["orchestrator", "learner-0", "learner-1"]
@@ -25,10 +26,13 @@ RANKS = GROUP[1:]
 
 @pytest.fixture
 def keeping(until: Any) -> Keeping:
-    """Keeps a learner of two ranks while a block runs; an error that ended it is raised at the end of the block."""
+    """Keeps a learner of two ranks while a block runs; an error that ended it is raised at the end of the block.
+
+    With `ends` the block waits for that error.
+    """
 
     @asynccontextmanager
-    async def keep(context: Any) -> AsyncIterator[LearnerSupervisor]:
+    async def keep(context: Any, ends: bool = False) -> AsyncIterator[LearnerSupervisor]:
         incarnations = count(1)
         opens = {"open": lambda resume, from_step: Opened(next(incarnations), [])}
         context.cluster.answers = {
@@ -40,6 +44,7 @@ def keeping(until: Any) -> Keeping:
         keeper = asyncio.create_task(learner.supervise())
         await until(lambda: began(context, 1))
         yield learner
+        await asyncio.wait([keeper], timeout=HANG_S if ends else 0)
         keeper.cancel()
         await asyncio.wait([keeper])
         if not keeper.cancelled() and (error := keeper.exception()):
@@ -154,30 +159,27 @@ async def test_a_rank_that_names_no_meeting_point_is_lost(context: Any, keeping:
 async def test_an_error_with_a_name_ends_the_run(context: Any, keeping: Keeping, until: Any) -> None:
     made = context()
     with pytest.raises(NothingToLearn, match="all solved"):
-        async with keeping(made):
+        async with keeping(made, ends=True):
             made.cluster.newest("orchestrator").end(NothingToLearn("all solved"))
-            await asyncio.sleep(0.05)
     assert made.cluster.names == GROUP
 
 
 async def test_a_run_that_ends_with_an_error_of_a_rank_sends_its_last_points(context: Any, keeping: Keeping) -> None:
     made = context()
     with pytest.raises(Diverged, match="not finite"):
-        async with keeping(made):
+        async with keeping(made, ends=True):
             made.cluster.newest("learner-1").end(ProcessLost("learner-1 died"))
             await asyncio.sleep(0.05)
             assert ("close_tracking",) not in made.cluster.newest("orchestrator").calls
             made.cluster.newest("learner-0").end(Diverged("the gradient is not finite"))
-            await asyncio.sleep(0.05)
     assert made.cluster.newest("orchestrator").calls[-1] == ("close_tracking",)
 
 
 async def test_a_policy_that_cannot_be_built_ends_the_run(context: Any, keeping: Keeping) -> None:
     made = context(restarts=5)
     with pytest.raises(StartError, match="half a header"):
-        async with keeping(made):
+        async with keeping(made, ends=True):
             made.cluster.newest("learner-1").end(StartError("SafetensorError: half a header"))
-            await asyncio.sleep(0.05)
     assert made.cluster.names == GROUP
 
 
@@ -186,21 +188,19 @@ async def test_a_learner_that_fails_at_two_starts_with_one_error_is_not_started_
 ) -> None:
     made = context(restarts=50)
     with pytest.raises(RunEnded, match="failed twice in a row with the same error: learner-0 failed: RuntimeError"):
-        async with keeping(made):
+        async with keeping(made, ends=True):
             for incarnation in (1, 2):
                 await until(lambda incarnation=incarnation: began(made, incarnation))
                 made.cluster.newest("learner-0").end(ProcessLost("learner-0 failed: RuntimeError('no such kernel')"))
-            await asyncio.sleep(0.05)
     assert made.cluster.names == [*GROUP, *RANKS]
 
 
 async def test_a_learner_that_is_lost_after_a_stop_is_not_started_again(context: Any, keeping: Keeping) -> None:
     made = context(restarts=5)
     with pytest.raises(RunEnded, match="learner-0 died; a stop was asked for, so it does not start again: --resume"):
-        async with keeping(made) as learner:
+        async with keeping(made, ends=True) as learner:
             await learner.stop()
             made.cluster.newest("learner-0").end(ProcessLost("learner-0 died"))
-            await asyncio.sleep(0.05)
     assert made.cluster.names == GROUP
 
 
@@ -222,7 +222,7 @@ async def test_a_learner_that_takes_no_step_between_its_losses_ends_the_run(
 ) -> None:
     made = context(restarts=2)
     with pytest.raises(RunEnded, match="started 2 times in a row without taking a step, and lost again: out of memory"):
-        async with keeping(made) as learner:
+        async with keeping(made, ends=True) as learner:
             for incarnation in (1, 2):
                 await until(lambda incarnation=incarnation: began(made, incarnation))
                 learner.note_status(Status(step=incarnation, steps=9), 0.0)
@@ -230,7 +230,6 @@ async def test_a_learner_that_takes_no_step_between_its_losses_ends_the_run(
             for incarnation in (3, 4):
                 await until(lambda incarnation=incarnation: began(made, incarnation))
                 made.cluster.newest("learner-0").end(ProcessLost("out of memory"))
-            await asyncio.sleep(0.05)
 
 
 async def test_a_silent_rank_and_a_step_that_never_ends_are_losses(context: Any, keeping: Keeping, until: Any) -> None:

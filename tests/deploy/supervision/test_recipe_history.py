@@ -196,3 +196,20 @@ def test_more_steps_of_a_decayed_rate_name_the_jump_and_the_way_around_it(tmp_pa
         )
         found = [difference.key for difference in recipe_history.check_change(kept, change=True)]
         assert "schedule.steps" in found and "learning rate" not in found
+
+
+def test_a_run_that_is_extended_again_goes_on_from_its_last_rate(tmp_path: Path) -> None:
+    def extended(rate: str, steps: int) -> config.Config:
+        learner = {"learning_rate": 1e-6, "schedule": "linear", "extended": rate}
+        return settings(tmp_path, learner=learner, schedule={"steps": steps})
+
+    before = extended("decay 50", 100)
+    keep_config(before)
+    RunFiles(before.run_dir).metrics.write_text("".join(f'{{"step": {step}}}\n' for step in range(1, 101)))
+    with pytest.raises(ConfigError, match=r"learning rate: 3.92e-10 \(step 100\)") as refused:
+        recipe_history.check_change(extended("decay 50", 150), change=False)
+    ways = re.findall(r'"(decay 50, \w+ 100)"', str(refused.value))
+    assert len(ways) == 2
+    for way in ways:
+        found = [difference.key for difference in recipe_history.check_change(extended(way, 150), change=True)]
+        assert "schedule.steps" in found and "learning rate" not in found

@@ -15,6 +15,7 @@ from olmorl.deploy.credentials import QueueAccess
 from olmorl.deploy.supervision import policies
 from olmorl.deploy.supervision.redis_supervisor import RedisSupervisor
 from olmorl.errors import HostLost, ProcessLost, RunEnded
+from tests.waiting import HANG_S
 
 ACCESS = QueueAccess("redis://first:1", {})
 Keeping = Callable[..., AbstractAsyncContextManager[Any]]
@@ -22,16 +23,19 @@ Keeping = Callable[..., AbstractAsyncContextManager[Any]]
 
 @pytest.fixture
 def keeping() -> Keeping:
-    """Keeps a server while a block runs; an error that ended it is raised at the end of the block."""
+    """Keeps a server while a block runs; an error that ended it is raised at the end of the block.
+
+    With `ends` the block waits for that error.
+    """
 
     @asynccontextmanager
-    async def keep(made: Any) -> AsyncIterator[None]:
+    async def keep(made: Any, ends: bool = False) -> AsyncIterator[None]:
         made.cluster.answers["redis"] = {"start": ACCESS, "server": (None, "")}
         server = RedisSupervisor(made, object())  # type: ignore[arg-type]
         assert await server.start() == ACCESS
         keeper = asyncio.create_task(server.supervise())
         yield
-        await asyncio.wait([keeper], timeout=1)
+        await asyncio.wait([keeper], timeout=HANG_S if ends else 1)
         keeper.cancel()
         await asyncio.wait([keeper])
         if not keeper.cancelled() and (error := keeper.exception()):
@@ -96,7 +100,7 @@ def answer(given: QueueAccess | ProcessLost) -> QueueAccess:
 async def test_with_its_host_the_address_is_lost(context: Any, keeping: Keeping) -> None:
     made = context()
     with pytest.raises(HostLost, match="redis died, and its host is lost"):
-        async with keeping(made):
+        async with keeping(made, ends=True):
             made.cluster.hosts.remove("first")
             made.cluster.newest("redis").end(ProcessLost("redis died"))
     assert made.cluster.names == ["redis"], "it is not tried there again"
@@ -105,7 +109,7 @@ async def test_with_its_host_the_address_is_lost(context: Any, keeping: Keeping)
 async def test_a_place_that_has_moved_says_so(context: Any, keeping: Keeping) -> None:
     made = context()
     with pytest.raises(HostLost, match="was on first"):
-        async with keeping(made):
+        async with keeping(made, ends=True):
             made.cluster.answers["redis"] = {"start": HostLost("the embedded Redis was on first")}
             made.cluster.newest("redis").end(ProcessLost("redis died"))
 
@@ -113,7 +117,7 @@ async def test_a_place_that_has_moved_says_so(context: Any, keeping: Keeping) ->
 async def test_one_that_dies_at_once_each_time_ends_the_run(context: Any, keeping: Keeping) -> None:
     made = context(restarts=1)
     with pytest.raises(RunEnded, match="cannot be kept up: no room"):
-        async with keeping(made):
+        async with keeping(made, ends=True):
             made.cluster.answers["redis"] = {"start": ProcessLost("no room")}
             made.cluster.newest("redis").end(ProcessLost("redis died"))
     assert made.cluster.names == ["redis", "redis"]

@@ -15,7 +15,7 @@ from olmorl.deploy.tracking.feed import TrackingFeed
 from olmorl.deploy.tracking.records import TrackedLine, TrackedRun, attempt_of
 from tests.deploy.ended_draws import ended
 from tests.deploy.tracking.otlp_receiver import OtlpReceiver
-from tests.waiting import until
+from tests.waiting import until, with_command
 
 Install = Callable[[str], None]
 
@@ -32,8 +32,7 @@ def put(to: TrackingFeed, count: int) -> None:
 
 def children() -> list[psutil.Process]:
     """Processes of trackers. Other tests of this process may leave ended children, which have no command line."""
-    alive = [each for each in psutil.Process().children() if each.status() != psutil.STATUS_ZOMBIE]
-    return [each for each in alive if "tracking_process" in " ".join(each.cmdline())]
+    return with_command(psutil.Process().children(), "tracking_process")
 
 
 def test_every_record_arrives_in_order(tmp_path: Path, fake_trackio: Install) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import resource
 import signal
@@ -293,17 +294,21 @@ def test_the_self_test_says_what_locks_programs_in(capsys: pytest.CaptureFixture
 
 @pytest.fixture
 def slow(tmp_path: Path) -> Path:
-    """A reward function that takes its time and writes down each call."""
+    """A reward function that takes its time, as much as SLOW_S says, and writes down each call."""
     path = tmp_path / "slow.py"
     path.write_text(
-        "import pathlib, time\n"
+        "import os, pathlib, time\n"
         "CALLS = pathlib.Path(__file__).with_name('calls')\n"
         "def slow(prompts, completions, **columns):\n"
-        "    time.sleep(0.01)\n"
+        "    time.sleep(float(os.environ.get('SLOW_S', '0.01')))\n"
         "    with CALLS.open('a') as file:\n        file.write(completions[0] + '\\n')\n"
         "    return [float(len(c)) for c in completions]\n"
     )
     return path
+
+
+LONG = {"SLOW_S": "0.3"}
+"""With it a job takes a minute, so that no machine ends it before it is interrupted."""
 
 
 def test_interrupted_and_resumed_the_output_is_the_same(write: Write, slow: Path, tmp_path: Path) -> None:
@@ -314,7 +319,9 @@ def test_interrupted_and_resumed_the_output_is_the_same(write: Write, slow: Path
     assert main([str(source), "-o", str(whole), *options]) == 0
     (tmp_path / "calls").unlink()
 
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | LONG
+    )
     deadline = time.monotonic() + 60
     while not (parts.exists() and parts.stat().st_size) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -367,7 +374,7 @@ def test_a_job_of_pass_rates_is_resumed_too(write: Write, slow: Path, tmp_path: 
     rows = [{"prompt": f"{number % 50}?", "completion": "x" * (number % 3)} for number in range(200)]
     source, out = write(*rows), tmp_path / "out.jsonl"
     command = [*COMMAND, str(source), "-o", str(out), "--pass-rate", "--function", f"{slow}:slow", "--workers", "1"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ | LONG)
     scores = tmp_path / "out.jsonl.scores"
     deadline = time.monotonic() + 60
     while not (scores.exists() and scores.stat().st_size) and time.monotonic() < deadline:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from olmorl.config import Data
-from olmorl.errors import DataError
-from olmorl.learner.data.checks import check_enough, shared_rows
+from olmorl.errors import DataError, ModelError
+from olmorl.learner.data.checks import check_different, check_enough, shared_rows
 from olmorl.learner.data.stream import Source
 from olmorl.ports import Row
 
@@ -48,3 +48,19 @@ def test_of_many_shared_prompts_a_few_are_named() -> None:
 def test_sets_that_share_nothing_are_silent() -> None:
     assert shared_rows(TRAIN, {"own": [row("o:1", 1)]}, strict=True) == []
     assert shared_rows(TRAIN, {}, strict=True) == []
+
+
+def alike(texts: int, prompts: int) -> list[Source]:
+    """Rows of different texts that become few prompts, as by a template that writes the system message alone."""
+    return [Source("a", None, [row(f"a:{number}", number % prompts) for number in range(texts)])]
+
+
+@pytest.mark.parametrize(("texts", "prompts"), [(2, 1), (11, 1), (40, 2)])
+def test_a_template_that_writes_little_of_the_messages_is_refused(texts: int, prompts: int) -> None:
+    with pytest.raises(ModelError, match=rf"all {texts} prompts .* are {prompts} as tokens, .* {texts} texts"):
+        check_different(alike(texts, prompts))
+
+
+def test_rows_that_repeat_and_a_few_that_are_alike_are_no_fault_of_it() -> None:
+    check_different([*alike(1, 1), *alike(1, 1)])
+    check_different(alike(18, 2))

@@ -37,6 +37,10 @@ TRAIN = [
     ("train/1.jsonl", "train/2.jsonl", "eval/1.jsonl"),
     ("training.jsonl", "evaluation.jsonl", ".cache/other.jsonl"),
     ("train_sft-00000-of-00001.jsonl", "test_sft-00000-of-00001.jsonl"),
+    ("trainset.jsonl", "testset.jsonl"),
+    ("traindata.jsonl", "held_out.jsonl"),
+    ("gsm8kTrain.jsonl", "gsm8kTest.jsonl"),
+    ("mathTrainSplit-1.jsonl", "mathHoldout-1.jsonl"),
 ]
 
 
@@ -66,12 +70,35 @@ def test_another_split_is_chosen_by_its_usual_names(tmp_path: Path) -> None:
         (("train_test.jsonl", "train.jsonl"), "the split of train_test.jsonl is not clear"),
         (("main/train.jsonl", "socratic/train.jsonl"), "several data sets, in the folders main, socratic: name one"),
         (("rows.jsonl", "old/rows.jsonl"), r"several data sets, in the folders \., old"),
+        (
+            ("cot-00000-of-00001.jsonl", "tir-00000-of-00001.jsonl"),
+            "data.split is 'train', and the splits there are cot and tir: set data.split",
+        ),
+        (("mathtrain-0-of-1.jsonl", "mathtest-0-of-1.jsonl"), "the splits there are mathtest and mathtrain"),
         (("notes.txt", "model.json"), "holds no .jsonl and no .parquet"),
     ],
 )
 def test_what_is_not_clear_is_refused(tmp_path: Path, names: tuple[str, ...], says: str) -> None:
     with pytest.raises(DataError, match=says):
         prompts(folder(tmp_path, *names))
+
+
+@pytest.mark.parametrize(
+    ("card", "says"),
+    [
+        ("  data_files:\n  - split: train\n    path: a.csv\n  - split: test\n    path: b.csv\n", "test and train"),
+        ("- config_name: main\n  data_files: a.csv\n- config_name: diamond\n  data_files: b.csv\n", "diamond and main"),
+        ("- config_name: default\n  data_files:\n  - split: train\n    path: '*.jsonl'\n", ""),
+    ],
+)
+def test_parts_that_only_the_card_of_a_clone_names_are_not_mixed(tmp_path: Path, card: str, says: str) -> None:
+    there = folder(tmp_path, "a.jsonl", "b.jsonl")
+    (there / "README.md").write_text(f"---\nconfigs:\n{card}---\n# A data set\n")
+    if not says:
+        assert prompts(there) == ["a.jsonl", "b.jsonl"]
+        return
+    with pytest.raises(DataError, match=rf"README.md has the parts {says}, .* name the files"):
+        prompts(there)
 
 
 def test_an_evaluation_set_is_what_is_not_trained_on(tmp_path: Path) -> None:
@@ -81,6 +108,8 @@ def test_an_evaluation_set_is_what_is_not_trained_on(tmp_path: Path) -> None:
         "test-2.jsonl",
     ]
     assert prompts(folder(tmp_path / "rows", "a.jsonl"), held_out=True) == ["a.jsonl"]
+    parts = ["part-0-of-2.jsonl", "part-1-of-2.jsonl"]
+    assert prompts(folder(tmp_path / "parts", *parts)) == parts
     with pytest.raises(DataError, match="it has the splits test and train and validation: name the files"):
         prompts(folder(tmp_path / "three", "train.jsonl", "dev.jsonl", "test.jsonl"), held_out=True)
 

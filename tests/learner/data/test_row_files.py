@@ -65,6 +65,12 @@ def table(delimiter: str) -> str:
     return "".join(delimiter.join(row) + "\r\n" for row in quoted)
 
 
+def flipped(data: bytes, place: int) -> bytes:
+    changed = bytearray(data)
+    changed[place] ^= 1
+    return bytes(changed)
+
+
 READ = {
     "rows.jsonl": LINES.encode(),
     "bom.jsonl": LINES.encode("utf-8-sig"),
@@ -112,8 +118,11 @@ def test_an_empty_file_has_no_rows(tmp_path: Path, name: str) -> None:
         ("lfs.jsonl", POINTER, "git-lfs.*git lfs pull"),
         ("rows.zip", zipped(LINES.encode()), "a zip archive: unpack it"),
         ("rows.jsonl.gz", gzip.compress(LINES.encode())[:-20], "cut off, or damaged"),
+        ("flipped.jsonl.gz", flipped(gzip.compress(LINES.encode()), -8), "cut off, or damaged: CRC check failed"),
+        ("rows.jsonl.bz2", flipped(bz2.compress(LINES.encode()), 40), "cut off, or damaged: Invalid data stream"),
+        ("cut.jsonl.zst", zstd(LINES.encode())[:-5], "cut off, or damaged: Truncated compressed stream"),
         ("rows.jsonl.xz", lzma.compress(LINES.encode())[:-20], "cut off, or damaged"),
-        ("rows.jsonl.zst", zstd(LINES.encode())[:9] + b"?" * 99, "rows.jsonl.zst"),
+        ("rows.jsonl.zst", zstd(LINES.encode())[:9] + b"?" * 99, "rows.jsonl.zst: cut off, or damaged"),
         ("page.jsonl", b"\n<!DOCTYPE html><html></html>", "an HTML page.*download the file itself"),
         ("rows.db", b"SQLite format 3\0 and so on", "an SQLite database; rows are read from JSON"),
         ("photo.jsonl", b"\x89PNG\r\n\x1a\n\0\0", "binary, and of no known format; rows are read from JSON"),

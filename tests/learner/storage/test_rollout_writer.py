@@ -26,6 +26,7 @@ from olmorl.learner.storage.rollout_log import RolloutLog
 from olmorl.learner.storage.rollout_record import Ended
 from olmorl.learner.storage.rollout_writer import RolloutWriter
 from olmorl.messages import Completion, Group, Prompt, Span, Version
+from tests.waiting import lives, with_command
 
 
 def make_group(draw_id: int, tokens: int = 5) -> Group:
@@ -61,8 +62,7 @@ def ids(path: Path) -> list[int]:
 
 def writing_processes() -> list[psutil.Process]:
     """Returns the children of the tests that write rollouts."""
-    living = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
-    return [child for child in living if "rollout_writer" in " ".join(child.cmdline())]
+    return with_command(psutil.Process().children(), "rollout_writer")
 
 
 @pytest.fixture
@@ -185,7 +185,7 @@ def test_the_process_ends_with_the_orchestrator(tmp_path: Path) -> None:
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
     pid, give_up = int(done.stdout), time.monotonic() + 10.0
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+    while lives(pid):
         assert time.monotonic() < give_up, "it outlives the process that it writes for"
         time.sleep(0.02)
     assert ids(tmp_path / "a.partial.jsonl.zst") == [0]

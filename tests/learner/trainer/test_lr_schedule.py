@@ -41,6 +41,9 @@ def test_an_extended_run_goes_on_from_its_last_rate() -> None:
     kept, falling = (Learner(**extended, extended=f"{kind} 4") for kind in ("keep", "decay"))
     assert [learning_rate(step, kept, 8) for step in range(1, 9)] == [1.0, 0.75, 0.5, 0.25, 0.25, 0.25, 0.25, 0.25]
     assert [round(learning_rate(step, falling, 8), 6) for step in range(4, 9)] == [0.25, 0.2, 0.15, 0.1, 0.05]
+    again = Learner(**extended, extended="decay 4, keep 8, decay 10")
+    assert all(learning_rate(step, again, 12) == learning_rate(step, falling, 8) for step in range(1, 9))
+    assert [round(learning_rate(step, again, 12), 6) for step in range(9, 13)] == [0.05, 0.05, 0.033333, 0.016667]
 
 
 @pytest.mark.slow

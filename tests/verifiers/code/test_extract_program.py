@@ -77,6 +77,6 @@ def found(answer: str, called: bool) -> str:
     ["```\n" * 50_000, "`" * 200_000, "```python\n" * 50_000, " " * 200_000 + "```", "```\nasync def\n" * 50_000],
 )
 def test_extraction_takes_linear_time(text: str) -> None:
-    started = time.perf_counter()
+    started = time.thread_time()
     quick_program(text, True)
-    assert time.perf_counter() - started < 5.0
+    assert time.thread_time() - started < 5.0

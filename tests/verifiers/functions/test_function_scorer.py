@@ -376,7 +376,8 @@ def left(completions, **columns):
         pids = [int(member["left"].reward or 0) for member in found]
         assert all(psutil.pid_exists(pid) for pid in pids), found
         if ends == "worker":
-            psutil.Process(pids[1]).parents()[0].kill()
-            assert not psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], 5)[1]
+            left = [*map(psutil.Process, pids)]
+            left[1].parents()[0].kill()
+            assert not psutil.wait_procs(left, 5)[1]
         await scorer.stop()
         assert not any(psutil.pid_exists(pid) for pid in pids)

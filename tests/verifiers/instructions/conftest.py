@@ -52,9 +52,9 @@ def check_hostile() -> CheckHostile:
 
     def check(name: str, parameters: dict[str, Any]) -> None:
         for text in HOSTILE + TAILS:
-            started = time.monotonic()
+            started = time.thread_time()
             assert satisfied((text, [(name, parameters)])) in ([True], [False])
-            assert time.monotonic() - started < GUARD_S, f"{name} on {text[:20]!r}..."
+            assert time.thread_time() - started < GUARD_S, f"{name} on {text[:20]!r}..."
         for text in BLANK:
             assert satisfied((text, [(name, parameters)])) == [False], f"{name} on {text!r}"
 

@@ -30,6 +30,8 @@ READABLE = [
     ('<think>perhaps {"score": 3}</think>\n{"score": 8}', 8),
     ('perhaps {"score": 3}</think>{"score": 8}', 8),
     ('[THINK]perhaps {"score": 3}[/THINK]{"score": 8}', 8),
+    ('◁think▷perhaps {"score": 3}◁/think▷{"score": 8}', 8),
+    ('<|begin_of_thought|>perhaps {"score": 3}<|end_of_thought|>{"score": 8}', 8),
     ('{"reasoning": "the answer never closes <think>", "score": 8}', 8),
     ('{"reasoning": "the answer begins with </think>", "score": 8}', 8),
     ('{"REASONING": "fine", "SCORE": 8}', 8),
@@ -81,6 +83,9 @@ UNREADABLE = [
     '<think>perhaps {"score": 10}',
     '<think>perhaps {"score": 10}</think> I cannot say.',
     'perhaps {"score": 10}</think> I cannot say.',
+    '◁think▷perhaps {"score": 10}◁/think▷ I cannot say.',
+    '<seed:think>perhaps {"score": 10}</seed:think> I cannot say.',
+    '<|begin_of_thought|>perhaps {"score": 10}<|end_of_thought|> I cannot say.',
     "I cannot help with that.",
     "[" * 100_000,
     '{"a":' * 100_000,
@@ -102,10 +107,10 @@ def test_what_is_not_plainly_a_score_is_none(content: str) -> None:
 
 @pytest.mark.parametrize("part", ['{"a"}', '{"', '{"score": 1}', '{"a":'])
 def test_a_long_reply_is_read_in_a_moment(part: str) -> None:
-    began = time.perf_counter()
+    began = time.thread_time()
     with contextlib.suppress(UnreadableReply):
         score(part * (MAX_REPLY_BYTES // len(part)), DELIMITER)
-    assert time.perf_counter() - began < 5
+    assert time.thread_time() - began < 5
 
 
 def completion(**changes: Any) -> bytes:

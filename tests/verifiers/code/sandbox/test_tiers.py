@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from olmorl.verifiers.code.sandbox import tiers
-from tests.syntax_trees import nodes_of
+from tests.syntax_trees import nodes_of, parse
 
 PACKAGE = "olmorl.verifiers.code.inside"
 FOLDER = Path(tiers.__file__).parent.parent / "inside"
@@ -24,7 +24,7 @@ def test_every_module_inside_is_sent() -> None:
 def test_a_module_inside_imports_only_python_and_modules_sent_before_it() -> None:
     for index, module in enumerate(tiers.SENT):
         known = {f"{PACKAGE}.{name}" for name in tiers.SENT[:index]}
-        for node in ast.walk(ast.parse(tiers.source(module))):
+        for node in ast.walk(parse(tiers.source(module))):
             if isinstance(node, ast.ImportFrom):
                 used = {node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)}
             elif isinstance(node, ast.Import):

@@ -5,7 +5,6 @@ Every name goes through the names of a test in this process, and a sample of the
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import builtins
 import contextlib
@@ -25,6 +24,7 @@ from olmorl.verifiers.code.inside.testing.name_lookup import NameLookup
 from olmorl.verifiers.code.inside.testing.name_uses import NameUses
 from olmorl.verifiers.code.sandbox.messages import ProgramTest, RunReport
 from olmorl.verifiers.code.sandbox.sandbox import Sandbox
+from tests.syntax_trees import parse
 
 _NOT_IMPORTED = {"antigravity", "this", "idlelib", "lib2to3", "turtledemo", "test", "turtle", "tkinter", "msilib"}
 """Modules that open windows or print when they are imported."""
@@ -72,7 +72,7 @@ class Absent:
 
 
 def uses(test: str) -> NameUses:
-    return NameUses(test, ast.parse(test))
+    return NameUses(test, parse(test))
 
 
 def called_in(test: str, name: str) -> tuple[Any, NameLookup]:

@@ -389,12 +389,23 @@ def of_evaluation(line: Mapping[str, T]) -> dict[str, T]:
     return {key: value for key, value in line.items() if key.startswith("eval_")}
 
 
-def answered_by(line: Mapping[str, Any], field: str) -> str:
-    """The versions that answered the evaluation of a field, such as `0-6`; empty where the line has none."""
+def evaluated_versions(line: Mapping[str, Any], field: str) -> tuple[int | None, int | None, int | None]:
+    """The version that the evaluation of a field measured, and the oldest and newest that answered it.
+
+    None where the line has none. A part of a set has the versions of the set.
+    """
     name = field
     while name.startswith("eval_"):
-        if (newest := line.get(f"{name}_version_newest")) is not None:
-            oldest = line.get(f"{name}_version_oldest")
-            return str(newest) if oldest in (None, newest) else f"{oldest}-{newest}"
+        asked, oldest, newest = (line.get(f"{name}_version{end}") for end in ("", "_oldest", "_newest"))
+        if asked is not None or newest is not None:
+            return asked, oldest, newest
         name = name.rpartition("_")[0]
-    return ""
+    return None, None, None
+
+
+def answered_by(line: Mapping[str, Any], field: str) -> str:
+    """The versions that answered the evaluation of a field, such as `0-6`; empty where the line has none."""
+    _, oldest, newest = evaluated_versions(line, field)
+    if newest is None:
+        return ""
+    return str(newest) if oldest in (None, newest) else f"{oldest}-{newest}"

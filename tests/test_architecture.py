@@ -47,6 +47,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "control": "credentials view",
         "data_sets": "control",
         "evaluation": "arguments control data_sets demo preflight verify view wiring",
+        "grafana": "view",
         "plan": "arguments cluster control preflight view",
         "preflight": "arguments cluster credentials demo processes supervision tracking view wiring",
         "processes": "cluster credentials tracking view wiring",

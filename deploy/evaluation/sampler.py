@@ -22,7 +22,7 @@ from olmorl.deploy.evaluation.answer_file import EPISODE, AnswerFile, Key, compl
 from olmorl.deploy.evaluation.answer_file import Row as AnswerRow
 from olmorl.deploy.evaluation.measures import Answers, Outcome
 from olmorl.deploy.evaluation.votes import has_votes, votes
-from olmorl.deploy.verify.scorer import scored, verdict_fields
+from olmorl.deploy.verify.row_scoring import scored, verdict_fields
 from olmorl.errors import ConfigError, PromptRefused, Unscorable, first_cause
 from olmorl.learner.orchestrator.draw_source import prompt_of
 from olmorl.messages import Completion, Lease, Prompt, Version

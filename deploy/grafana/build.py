@@ -107,7 +107,8 @@ def _description(panel: GrafanaPanel) -> str:
     waits = sorted({query.waits_for for query in panel.queries if query.waits_for})
     windows = sorted({_WINDOWS[each] for query in panel.queries for each in re.findall(r"\[(.+?)\]", query.expr)})
     over = f" Over {' and '.join(windows)}." if windows else ""
-    return f"Good: {panel.good}{over}" + (f" Empty before {' or '.join(waits)}." if waits else "")
+    empty = "Empty" if all(query.waits_for for query in panel.queries) else "In part empty"
+    return f"Good: {panel.good}{over}" + (f" {empty} before {' or '.join(waits)}." if waits else "")
 
 
 def main() -> None:

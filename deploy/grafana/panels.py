@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import starmap
 from typing import Any, Final, NamedTuple
 
-from olmorl.metrics import prometheus_name
+from olmorl.deploy.view.curves import PANELS
+from olmorl.metrics import family_of, prometheus_name
 
 LEARNER = 'run="$run",process="orchestrator"'
 LAUNCHER = 'run="$run",process="launcher"'
@@ -57,7 +60,26 @@ def _board(name: str, title: str, *panels: GrafanaPanel) -> GrafanaBoard:
 
 def _line(name: str, legend: str = "", waits_for: str = "") -> Query:
     """A field of `metrics.jsonl`."""
-    return Query(f"{prometheus_name(name)}{{{LEARNER}}}", legend or name, waits_for)
+    return Query(f"{prometheus_name(name)}{{{LEARNER}}}", legend, waits_for)
+
+
+def _curves(*titles: str) -> Iterator[GrafanaPanel]:
+    """Panels of `olmorl.deploy.view.curves`."""
+    for panel in (PANELS[title] for title in titles):
+        queries = starmap(_curve, panel.curves.items())
+        title = panel.title if panel.unit in _UNITS else panel.heading
+        yield _panel(title, panel.good, *queries, unit=_UNITS.get(panel.unit, "short"))
+
+
+def _curve(field: str, label: str) -> Query:
+    """A field, or the fields of a pattern, of `metrics.jsonl`."""
+    waits_for = next((event for begin, event in _WAITS.items() if field.startswith(begin)), "")
+    if found := family_of(field):
+        return _line(found[0].name, f"{{{{{found[0].label}}}}}", waits_for)
+    if "*" in field:
+        name = ".+".join(field.split("*"))
+        return Query(f'{{__name__=~"olmorl_{name}",{RUN}}}', "{{__name__}}", waits_for)
+    return _line(field, label, waits_for)
 
 
 def _launcher(name: str, legend: str = "", waits_for: str = "") -> Query:
@@ -98,14 +120,20 @@ def _by_tool(name: str) -> str:
 _WAITED = f"olmorl_rank_wait_seconds_total{{{RANKS}}}"
 _BUSY = f"olmorl_rank_busy_seconds_total{{{RANKS}}}"
 _LINES = "the first steps"
-_EVALUATION = "an evaluation"
 _ENGINE = "a real engine"
 _SERVICE = "a judge, a reward model or a teacher"
 _TEACHER = "a teacher"
 _FAILURE = "a draw that fails"
 _EPISODE = "an episode"
 _TOOL = "a call of a tool"
+_WAITS = {"eval_": "an evaluation", "teacher_": _TEACHER, "source_*_teacher_": _TEACHER}
+_WAITS |= {"engine_m": _ENGINE, "learner_mfu": _ENGINE}
+"""The event before which a curve has no data, by the beginning of its field."""
+_UNITS = {"s": "s", "share": "percentunit"}
+"""The units that Grafana shows by itself."""
 _IN_TOOLS = f"sum({_rate('sequences_awaiting_environment_s_total', ALL_ACTORS)})"
+
+(_LAG,) = _curves("Lag")
 
 OVERVIEW = _board(
     "overview",
@@ -147,18 +175,7 @@ OVERVIEW = _board(
         _launcher("actors_running", "running"),
         _launcher("actors_wanted", "wanted"),
     ),
-    _panel(
-        "Reward",
-        "Rises. The trained groups stay near the middle, because solved and hopeless groups are filtered.",
-        _line("reward_mean", "all scored groups"),
-        _line("batch_reward_mean", "trained groups"),
-    ),
-    _panel(
-        "Tokens a second",
-        "In the last step trained is close to generated. The gap is the cost of filtering, failures and age.",
-        _line("actor_tokens_per_s", "generated"),
-        _line("useful_tokens_per_s", "trained"),
-    ),
+    *_curves("Reward", "Throughput"),
     _panel(
         "Share of the learner's time spent waiting",
         "Close to the plan's. Far above it: too few actors, or slow ones.",
@@ -168,106 +185,34 @@ OVERVIEW = _board(
         ),
         unit="percentunit",
     ),
-    _panel(
-        "Evaluations",
-        "Accuracy rises with the reward. If only the reward rises, the policy exploits it.",
-        Query(f'{{__name__=~"olmorl_eval_.+_accuracy",{RUN}}}', "{{__name__}}", _EVALUATION),
-        unit="percentunit",
-    ),
+    *_curves("Held-out accuracy"),
 )
 
 LEARNING = _board(
     "learning",
     "Learning",
-    _panel("Loss", "Stays small: with one minibatch it says little of progress.", _line("loss")),
-    _panel("Gradient norm", "Steady, mostly below the clipping bound. Spikes are rare.", _line("grad_norm")),
-    _panel("Entropy", "Falls slowly. A sudden fall to zero ends exploration.", _line("entropy_mean")),
-    _panel(
-        "Clipped tokens",
-        "A few percent. Much more: steps are too large or tokens too old.",
-        _line("clip_fraction_low", "ratio, low"),
-        _line("clip_fraction_high", "ratio, high"),
-        _line("tis_clip_fraction", "importance weight"),
-        _line("tis_clip_fraction_answers", "importance weight, by answer"),
-        unit="percentunit",
+    *_curves(
+        "Loss", "Gradient norm", "Entropy", "Clipped tokens", "Effective sample size", "KL engine against learner"
     ),
-    _panel(
-        "Effective sample size",
-        "Close to 100%. Below 50%, few of the answers teach.",
-        _line("importance_ess_fraction", "of the tokens"),
-        _line("importance_ess_fraction_answers", "of the answers"),
-        unit="percentunit",
-    ),
-    _panel(
-        "Engine against learner",
-        "The fresh tokens stay near zero at any lag: only rounding separates them.",
-        _line("kl_engine_learner", "all tokens"),
-        _line("kl_engine_learner_fresh", "tokens of lag 0"),
-    ),
-    _panel(
-        "Engine against learner, by answer",
-        "Below 0.3 nats an answer without noise. A growing threshold: noise, or answers that drift everywhere.",
-        _line("kl_engine_learner_answers", "divergence, nats an answer"),
-        _line("outlier_threshold", "threshold of outliers, nats a token"),
-        _line("outlier_tokens_mean", "outliers of an answer, tokens"),
-    ),
-    _panel(
-        "Answer length",
-        "Changes slowly. The longest stays below the limit for most steps.",
-        _line("completion_tokens_mean", "mean"),
-        _line("completion_tokens_max", "longest"),
-    ),
+    *_curves("KL of an answer", "Outliers of an answer", "Threshold of outliers", "Answer length"),
     _panel(
         "Distribution of answer lengths", "Static batching would wait for the tail.", *_quantiles("completion_tokens")
     ),
-    _panel("Truncated answers", "Below 25%.", _line("truncated_fraction"), unit="percentunit"),
-    _panel(
-        "Solve rate", "Between 20% and 80%: there is something to learn.", _line("solve_rate_mean"), unit="percentunit"
-    ),
-    _panel("Learning rate", "As the recipe says.", _line("lr")),
-    _panel(
-        "Divergence from the teachers",
-        "Falls, and stays where the policy cannot follow them. Nats a token.",
-        _line("teacher_kl_mean", "all answers", _TEACHER),
-        _line("source_teacher_kl_mean", "{{source}}", _TEACHER),
-    ),
-    _panel(
-        "Phases of a step",
-        "Forward and backward passes dominate.",
-        _line("learner_forward_backward_s", "forward, backward"),
-        _line("learner_optimizer_s", "optimizer"),
-        _line("learner_snapshot_s", "copy weights"),
-        _line("learner_publish_wait_s", "wait for the publisher"),
-        _line("learner_wait_s", "wait for the batch"),
-        unit="s",
-        stacked=True,
-    ),
+    *_curves("Truncated answers", "Solve rate", "Learning rate", "Divergence from the teachers"),
+    *(panel._replace(stacked=True) for panel in _curves("Phases of a step")),
 )
 
 WEIGHTS = _board(
     "weights",
     "Weights and staleness",
-    _panel(
-        "Lag of trained tokens",
-        "The mean is well below the bound.",
-        _line("lag_mean", "mean"),
-        _line("lag_max", "greatest"),
-        _launcher("lag_bound", "bound"),
-    ),
+    _LAG._replace(queries=(*_LAG.queries, _launcher("lag_bound", "bound"))),
     _panel("Distribution of the lag", "Most tokens are young.", *_quantiles("token_lag_versions")),
     _panel(
         "Age of the KV cache",
         "Versions between the first and the last token of an answer. Grows with the length of answers.",
         *_quantiles("kv_cache_age_versions"),
     ),
-    _panel("Publishing a version", "Shorter than a step.", _line("weight_publish_s"), unit="s"),
-    _panel(
-        "Stall of the engines per update",
-        "Tens of milliseconds: no request stops.",
-        _line("weight_stall_s_mean", "mean"),
-        _line("weight_stall_s_max", "longest"),
-        unit="s",
-    ),
+    *_curves("Publishing a version", "Stall of the engines per update"),
     _panel(
         "Policy version of each actor",
         "All lines are close together and rise with the steps.",
@@ -310,11 +255,7 @@ LEDGER = _board(
         ),
         stacked=True,
     ),
-    _panel(
-        "Draws per trained group",
-        "1 without filtering. 2 means that half of the work is thrown away: the data are too easy or too hard.",
-        _line("draws_per_trained_group"),
-    ),
+    *_curves("Draws per trained group"),
     _panel(
         "Queues",
         "Few prompts queued: actors take them at once. Few results: the orchestrator keeps up.",
@@ -322,7 +263,7 @@ LEDGER = _board(
         _launcher("prompts_leased", "prompts leased"),
         _launcher("results_waiting", "results"),
     ),
-    _panel("Draws in flight", "Steady.", _line("groups_in_flight")),
+    *_curves("Draws in flight"),
     _panel("Time in the queue", "Short against the time of a group.", *_quantiles("queue_s"), unit="s"),
     _panel("Time of a group", "The tail is the longest answer and its checks.", *_quantiles("group_s"), unit="s"),
     _panel("Draws that are unaccounted for", "Always 0.", _line("draws_unaccounted"), is_number=True),
@@ -372,14 +313,7 @@ ENGINES = _board(
         ),
         unit="percentunit",
     ),
-    _panel(
-        "MFU and MBU",
-        "Steady. Decoding moves far more bytes than it computes: MBU says how close an engine is to its limit.",
-        _line("engine_mfu", "MFU, engines", _ENGINE),
-        _line("engine_mbu", "MBU, engines", _ENGINE),
-        _line("learner_mfu", "MFU, learner", _ENGINE),
-        unit="percentunit",
-    ),
+    *_curves("MFU and MBU"),
     _panel(
         "Sequences that wait, by reason",
         "Few. Weights: updates are late. Verdicts: verifiers are slow. Group: one answer is longer than the rest. "
@@ -434,35 +368,14 @@ ENGINES = _board(
 VERIFIERS = _board(
     "verifiers",
     "Verifiers and data sources",
-    _panel(
-        "Reward by verifier",
-        "All rise. One that stays at zero has unusable labels or no answers in its form.",
-        _line("verifier_reward_mean", "{{verifier}}"),
-    ),
-    _panel(
-        "Solve rate by verifier",
-        "Between 20% and 80%.",
-        _line("verifier_solve_rate_mean", "{{verifier}}"),
-        unit="percentunit",
-    ),
-    _panel("Reward by source", "All rise. A source near 1 is used up.", _line("source_reward_mean", "{{source}}")),
-    _panel(
-        "Solve rate by source",
-        "Between 20% and 80%.",
-        _line("source_solve_rate_mean", "{{source}}"),
-        unit="percentunit",
-    ),
+    *_curves("Reward by verifier", "Solve rate by verifier", "Reward by source", "Solve rate by source"),
     _panel(
         "Groups by source, per minute",
         "In the proportions of the recipe's weights.",
         Query(f"60 * {_per_s('source_groups_total')}", "{{source}}"),
         stacked=True,
     ),
-    _panel(
-        "Answer length by source",
-        "Differs with the task, changes slowly.",
-        _line("source_completion_tokens_mean", "{{source}}"),
-    ),
+    *_curves("Answer length by source"),
     _panel(
         "Failed draws, per minute",
         "None. `unscorable` is an outage of a verifier, `over_long` a prompt that does not fit.",

@@ -50,7 +50,7 @@ class MaskRule:
 
 
 class SourceCounts(NamedTuple):
-    """Counts of the recorded groups of one source and one step."""
+    """Counts of the recorded groups of one source."""
 
     groups: int = 0
     completions: int = 0
@@ -73,8 +73,8 @@ class FileRollouts:
     completions: list[tuple[Any, ...]] = field(default_factory=list)
     """Completions of the kept groups: the fields of `_COMPLETION`."""
     chunks: list[tuple[Blob, Blob]] = field(default_factory=list)
-    tallies: dict[tuple[int, str, str], SourceCounts] = field(default_factory=dict)
-    """Counts by step, source and outcome, over all groups."""
+    tallies: dict[tuple[str, str], SourceCounts] = field(default_factory=dict)
+    """Counts by source and outcome, over all groups."""
     causes: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Groups by outcome and cause, where there is one."""
     num_groups: int = 0
@@ -121,7 +121,7 @@ def read_file(path: Path, rule: MaskRule, pieces: TokenPieces | None, stride: in
                 chunk.add(record)
                 found.groups.append(row)
                 found.completions += completions
-            _count(found, record, step)
+            _count(found, record)
             if chunk.num_tokens > _CHUNK_TOKENS:
                 found.chunks.append(chunk.blobs())
                 chunk = _Chunk(pieces, rule)
@@ -162,10 +162,10 @@ def _table(rows: Sequence[tuple[Any, ...]], types: Mapping[str, str]) -> dict[st
     return {name: np.array(values, kind) for (name, kind), values in zip(types.items(), columns, strict=True)}
 
 
-def _count(found: FileRollouts, record: Record, step: int) -> None:
+def _count(found: FileRollouts, record: Record) -> None:
     completions = record["completions"]
     rewards = [each["reward"] for each in completions if each["reward"] is not None]
-    key = (step, _source(record), record["outcome"])
+    key = (_source(record), record["outcome"])
     found.tallies[key] = found.tallies.get(key, SourceCounts()) + SourceCounts(
         1,
         len(completions),

@@ -17,12 +17,13 @@ from olmorl.deploy.report.columns import Blob, blob, json_blob
 from olmorl.deploy.report.rollouts import OUTCOMES, FileRollouts, MaskRule, SourceCounts
 from olmorl.deploy.report.timeline import timeline
 from olmorl.deploy.report.token_pieces import TokenPieces, read_pieces
+from olmorl.deploy.view.curves import evaluation_points, sections
 from olmorl.deploy.view.run_state import has_launcher, last_end, metric_lines, no_step_yet
 from olmorl.errors import DataError, ResourceError
 from olmorl.learner.storage import ledger, rollout_log
 from olmorl.learner.storage.ledger_state import Line, Start, Started, Trained
 from olmorl.learner.storage.metrics_log import missing_steps
-from olmorl.metrics import meaning
+from olmorl.metrics import meaning, of_evaluation
 from olmorl.run_dir import RunFiles
 
 _LEFT_BY_RUNS = ("config.toml", "metrics.jsonl", "ledger", "rollouts", "process_events.jsonl")
@@ -84,6 +85,8 @@ class RunReader:
                 "settings": {key: _lookup(settings, key) for key in _SHOWN_SETTINGS},
                 "notes": notes,
                 "lines": (columns := _columns(lines)),
+                "sections": sections(list(columns)),
+                "evaluations": {name: evaluation_points(lines, name) for name in of_evaluation(columns)},
                 "meanings": {name: found for name in columns if (found := meaning(name))},
                 "sources": _sources(files),
                 "causes": _causes(files),
@@ -195,22 +198,15 @@ def _columns(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 
 def _sources(files: Sequence[FileRollouts]) -> list[dict[str, Any]]:
-    """For each data source its counts by step, and its groups by outcome."""
-    tallies: dict[str, dict[int, SourceCounts]] = {}
+    """For each data source the counts of its scored groups, and its groups by outcome."""
+    scored: dict[str, SourceCounts] = {}
     outcomes: dict[str, dict[str, int]] = {}
     for file in files:
-        for (step, source, outcome), tally in file.tallies.items():
-            by_step = tallies.setdefault(source, {})
+        for (source, outcome), tally in file.tallies.items():
             # As in the metrics: a failed group has no score.
-            scored = tally if outcome != "failed" else SourceCounts()
-            by_step[step] = by_step.get(step, SourceCounts()) + scored
-            ended = outcomes.setdefault(source, dict.fromkeys(OUTCOMES, 0))
-            ended[outcome] += tally.groups
-    return [
-        {"source": source, "steps": sorted(by_step), "tallies": [by_step[step] for step in sorted(by_step)]}
-        | {"outcomes": outcomes[source]}
-        for source, by_step in sorted(tallies.items())
-    ]
+            scored[source] = scored.get(source, SourceCounts()) + (tally if outcome != "failed" else SourceCounts())
+            outcomes.setdefault(source, dict.fromkeys(OUTCOMES, 0))[outcome] += tally.groups
+    return [{"source": source, "scored": scored[source], "outcomes": outcomes[source]} for source in sorted(scored)]
 
 
 def _causes(files: Sequence[FileRollouts]) -> list[list[Any]]:
@@ -223,6 +219,6 @@ def _tokens(files: Sequence[FileRollouts]) -> dict[str, int]:
     """Recorded completion tokens by outcome."""
     tokens = dict.fromkeys(OUTCOMES, 0)
     for file in files:
-        for (_, _, outcome), tally in file.tallies.items():
+        for (_, outcome), tally in file.tallies.items():
             tokens[outcome] += tally.tokens
     return tokens

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from olmorl.deploy.tracking.records import Record, TrackedLine, TrackedRun
 from olmorl.deploy.view.dashboard import RecentSample
+from olmorl.metrics import evaluated_versions
 from olmorl.run_dir import RunFiles
 
 PROJECT = "olmorl"
@@ -66,18 +67,11 @@ class TrackerSink:
 
 def points(line: Mapping[str, Any]) -> dict[int, dict[str, float]]:
     """The numbers of a line by their step. Those of an evaluation are at its version."""
-    ending = "version"
-    versions = {
-        name.removesuffix(ending): version
-        for name, version in line.items()
-        if name.startswith("eval_") and name.endswith(f"_{ending}")
-    }
     found: dict[int, dict[str, float]] = {}
     for name, value in line.items():
         if isinstance(value, (int, float)) and name != "step":
-            prefix = max(filter(name.startswith, versions), key=len, default="")
-            step = versions[prefix] if prefix else line.get("step")
-            if step is not None:
+            version, *_ = evaluated_versions(line, name)
+            if (step := line.get("step") if version is None else version) is not None:
                 found.setdefault(step, {})[name] = value
     return found
 

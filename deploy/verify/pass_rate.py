@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, BinaryIO
 
-from olmorl.deploy.verify.scorer import BAD_ROW, IDENTITY, Scored
+from olmorl.deploy.verify.row_scoring import BAD_ROW, IDENTITY, Scored
 from olmorl.deploy.verify.writer import Line, encoded
 
 

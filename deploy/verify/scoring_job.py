@@ -14,7 +14,7 @@ from olmorl.config import Config
 from olmorl.deploy.verify.input_files import STANDARD
 from olmorl.deploy.verify.pass_rate import PassRates
 from olmorl.deploy.verify.reader import items, size
-from olmorl.deploy.verify.scorer import BAD_ROW, Scoring
+from olmorl.deploy.verify.row_scoring import BAD_ROW, Scoring
 from olmorl.deploy.verify.summary import Display, People, Tally
 from olmorl.deploy.verify.writer import Scores, opened
 from olmorl.errors import DataError, RewardFunctionError, RunEnded

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from olmorl.deploy.verify.scorer import BAD_ROW, Scored
+from olmorl.deploy.verify.row_scoring import BAD_ROW, Scored
 from olmorl.deploy.verify.writer import Line
 from olmorl.deploy.view.console import SafeConsole
 from olmorl.deploy.view.dashboard import duration

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 from rich.cells import cell_len, chop_cells, set_cell_size
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
+
+from olmorl.deploy.view.curves import PANELS
 
 WIDE = 120
 """Columns from which actors stand next to faults and sample."""
@@ -19,6 +22,8 @@ _BARS = "▁▂▃▄▅▆▇█"
 _LABEL = 8
 """Columns of the words at the left."""
 _MARK = "▲"
+_FORMS = {"s": "{:.1f} s", "versions": "{:.3g}"}
+"""How a value is written, by its unit; the others are whole numbers."""
 
 
 class ActorRow(msgspec.Struct, frozen=True):
@@ -72,20 +77,11 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     evaluated: Sequence[int] = ()
     """Indices in `rewards` of the steps with an evaluation."""
     evaluations: Sequence[EvaluationCurve] = ()
-    generated_per_s: float | None = None
-    trained_per_s: float | None = None
-    """Tokens of the batches."""
-    useful_per_s: float | None = None
-    """Tokens that fed the loss."""
-    lag_mean: float | None = None
-    lag_max: float | None = None
-    step_s: float | None = None
-    wait_s: float | None = None
+    line: Mapping[str, Any] = {}
+    """The newest metrics line."""
     queued: int = 0
     leased: int = 0
     results: int = 0
-    ready: float | None = None
-    """Groups that wait for a step."""
     verdict: str = ""
     phases: Sequence[str] = ()
     """The work of each part before the first step."""
@@ -134,10 +130,11 @@ class Dashboard:
             yield from (_line("", phase, width) for phase in view.phases)
         else:
             yield from self._curves(width)
-            yield self._speeds(width)
-            yield self._learner(width)
+            yield _line("tokens/s", self._values("Throughput"), width)
+            yield _line("learner", f"{self._values('Time of the learner')}   lag: {self._values('Lag')}", width)
+        ready = view.line.get("groups_ready")
         queue = f"{view.queued} prompts queued, {view.leased} leased, {view.results} results"
-        yield _line("queue", queue + ("" if view.ready is None else f", {view.ready:.0f} groups ready"), width)
+        yield _line("queue", queue + ("" if ready is None else f", {ready:.0f} groups ready"), width)
         for number, text in enumerate(_wrapped(view.verdict, width - _LABEL)):
             yield _line("" if number else "verdict", text, width, "bold")
 
@@ -162,15 +159,11 @@ class Dashboard:
         )
         yield _line("eval", found, width, "cyan")
 
-    def _speeds(self, width: int) -> Text:
-        view = self._view
-        parts = (("generated", view.generated_per_s), ("trained", view.trained_per_s), ("useful", view.useful_per_s))
-        return _line("tokens/s", "   ".join(f"{name} {_number(value)}" for name, value in parts), width)
-
-    def _learner(self, width: int) -> Text:
-        view = self._view
-        lag = f"lag {_decimal(view.lag_mean, 2)} (max {_decimal(view.lag_max, 0)})"
-        return _line("learner", f"step {_decimal(view.step_s, 1)} s   wait {_decimal(view.wait_s, 1)} s   {lag}", width)
+    def _values(self, title: str) -> str:
+        """The curves of a panel with their newest values."""
+        form = _FORMS.get(PANELS[title].unit, "{:,.0f}")
+        values = {label: self._view.line.get(field) for field, label in PANELS[title].curves.items()}
+        return "   ".join(f"{label} {'-' if value is None else form.format(value)}" for label, value in values.items())
 
     def _actors(self, width: int, height: int) -> Iterator[Text]:
         """A head and a row for each actor; those with a fault come first when there is no room for all."""
@@ -275,10 +268,6 @@ def _wrapped(text: str, width: int) -> list[str]:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f}"
-
-
-def _decimal(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
 
 
 def accuracy(value: float | None, by: str) -> str:

@@ -92,24 +92,13 @@ class RunHistory:
         lines = list(self._lines)
         changes: dict[str, Any] = {"actors": actors, "faults": list(self.news), "sample": sample}
         if lines:
-            last = lines[-1]
-            first_began = 0.0 if last["step"] == 1 else last["wall_s"]  # the start of a resume is not known
-            seconds = last["wall_s"] - (lines[-2]["wall_s"] if len(lines) > 1 else first_began)
-            batch = last.get("batch_tokens")
             changes |= {
+                "line": lines[-1],
                 "rewards": [line.get("reward_mean") for line in lines],
                 "evaluated": [
                     index for index, line in enumerate(lines) if any(key.endswith(_ACCURACY) for key in line)
                 ],
                 "evaluations": list(self._evaluations.values()),
-                "generated_per_s": last.get("actor_tokens_per_s"),
-                "trained_per_s": batch / seconds if batch is not None and seconds > 0 else None,
-                "useful_per_s": last.get("useful_tokens_per_s"),
-                "lag_mean": last.get("lag_mean"),
-                "lag_max": last.get("lag_max"),
-                "step_s": last.get("learner_step_s"),
-                "wait_s": last.get("learner_wait_s"),
-                "ready": last.get("groups_ready"),
             }
         return replace(now, **changes)
 

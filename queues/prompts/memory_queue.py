@@ -17,8 +17,8 @@ from olmorl.config import QueueSettings
 from olmorl.errors import Superseded
 from olmorl.messages import ActorStatus, Lease, Prompt, Result
 from olmorl.ports import EVERYONE, MOST_DEAD_LETTERS, CommitOutcome, Counts, DeadLetter, QueuePlace, Taken
-from olmorl.queues.prompts import codec
-from olmorl.queues.prompts.codec import Delivery, StoredResult
+from olmorl.queues.prompts import deliveries
+from olmorl.queues.prompts.deliveries import Delivery, StoredResult
 
 
 @dataclass
@@ -124,7 +124,7 @@ class MemoryQueue:
                 new.setdefault(prompt.lane, {}).setdefault(prompt.draw_id, prompt)
         for name, draws in new.items():
             if any(prompt.attempt == 1 for prompt in draws.values()):
-                codec.check_room(len(self._lane(name).prompts), len(draws), self._bound)
+                deliveries.check_room(len(self._lane(name).prompts), len(draws), self._bound)
         for name, draws in new.items():
             lane = self._lane(name)
             for draw_id, prompt in draws.items():
@@ -206,7 +206,7 @@ class MemoryQueue:
                 store.pushed.set()
 
     async def commit(self, lease: Lease, result: Result) -> CommitOutcome:
-        codec.check_same_draw(lease, result)
+        deliveries.check_same_draw(lease, result)
         store, draw_id = self._lane(lease.prompt.lane), lease.prompt.draw_id
         held = store.leases.get(lease.lease_id)
         if held is not None and held.deadline > self._clock.wall():
@@ -256,12 +256,12 @@ class MemoryQueue:
             dead.remove(letter)
 
     async def statuses(self) -> dict[str, ActorStatus]:
-        statuses, _ = codec.to_statuses(self._run.statuses, self._run.stored)
+        statuses, _ = deliveries.to_statuses(self._run.statuses, self._run.stored)
         self._run.statuses = {name: status for name, status in self._run.statuses.items() if name in statuses}
         return statuses
 
     async def set_control(self, owner: str, order: str) -> None:
-        codec.check_order(order)
+        deliveries.check_order(order)
         if owner == EVERYONE:
             self._run.orders.clear()
         self._run.orders[owner] = order
@@ -290,7 +290,7 @@ class MemoryQueue:
             draw, number = store.prompts[draw_id], next(self._run.numbers)
             parcel = Delivery(draw.payload, draw_id, draw.attempt, f"{draw_id}/{number}")
             try:
-                leases.append(codec.to_lease(parcel, owner, deadline, lane))
+                leases.append(deliveries.to_lease(parcel, owner, deadline, lane))
             except ValueError as error:
                 store.dead.append(DeadLetter(draw_id, str(error), draw.payload))
                 store.finish(number, draw_id, None, "poison")
@@ -332,8 +332,8 @@ class MemoryQueue:
         cause, detail = stored.cause, ""
         if stored.result is not None:
             try:
-                return codec.to_result(stored, lane)
+                return deliveries.to_result(stored, lane)
             except ValueError as error:
                 store.dead.append(DeadLetter(stored.draw_id, str(error), stored.result))
                 cause, detail = "poison", f"its result: {error}"
-        return codec.to_failure(stored, store.prompts[stored.draw_id].payload, lane, cause, detail)
+        return deliveries.to_failure(stored, store.prompts[stored.draw_id].payload, lane, cause, detail)

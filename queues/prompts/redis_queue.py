@@ -14,9 +14,9 @@ from olmorl.config import QueueSettings
 from olmorl.errors import Superseded
 from olmorl.messages import ActorStatus, Lease, Prompt, Result
 from olmorl.ports import EVERYONE, CommitOutcome, Counts, DeadLetter, QueuePlace, Taken
-from olmorl.queues.prompts import codec
+from olmorl.queues.prompts import deliveries
 from olmorl.queues.prompts.call_batcher import CallBatcher
-from olmorl.queues.prompts.codec import Delivery, StoredResult
+from olmorl.queues.prompts.deliveries import Delivery, StoredResult
 from olmorl.queues.redis_server.connection import BLOCK_S, RedisConnection, Reply, Script, connect
 
 _LUA = Path(__file__).parent
@@ -160,7 +160,7 @@ class RedisQueue:
             await self._call("give_back", lane, *members)
 
     async def commit(self, lease: Lease, result: Result) -> CommitOutcome:
-        codec.check_same_draw(lease, result)
+        deliveries.check_same_draw(lease, result)
         prompt = lease.prompt
         # One token for each call: a repeat after a lost answer gets the same answer; a second call is a duplicate.
         token = secrets.token_hex(8)
@@ -211,13 +211,13 @@ class RedisQueue:
         _, found, counts = await self._link.pipeline("heartbeats of the actors", commands)
         heartbeats = {name.decode(): status for name, status in _by_name(found).items()}
         stored = {name.decode(): int(num_tokens) for name, num_tokens in _by_name(counts).items()}
-        statuses, unread = codec.to_statuses(heartbeats, stored)
+        statuses, unread = deliveries.to_statuses(heartbeats, stored)
         if unread:
             await self._link.command("heartbeats that cannot be read", "HDEL", self._key("statuses"), *unread)
         return statuses
 
     async def set_control(self, owner: str, order: str) -> None:
-        codec.check_order(order)
+        deliveries.check_order(order)
         key = self._key("control")
         # A command to all actors replaces earlier commands to single actors.
         forget = [("DEL", key)] if owner == EVERYONE else []
@@ -256,7 +256,7 @@ class RedisQueue:
         leases = []
         for parcel in parcels:
             try:
-                leases.append(codec.to_lease(parcel, owner, deadline, lane))
+                leases.append(deliveries.to_lease(parcel, owner, deadline, lane))
             except ValueError as error:
                 await self._call("reject_prompt", lane, parcel.lease_id, str(error))
         return leases
@@ -283,7 +283,7 @@ class RedisQueue:
             result: Result = await self._failed(stored, lane, stored.cause)
         else:
             try:
-                result = codec.to_result(stored, lane)
+                result = deliveries.to_result(stored, lane)
             except ValueError as error:
                 await self._call("reject_result", lane, self._incarnation, entry, str(error))
                 result = await self._failed(stored, lane, "poison", f"its result: {error}")
@@ -292,7 +292,7 @@ class RedisQueue:
     async def _failed(self, stored: StoredResult, lane: str, cause: str, detail: str = "") -> Result:
         what = f"prompt of draw {stored.draw_id} of lane {lane}"
         payload = await self._link.command(what, "HGET", self._key(f"{lane}:prompts"), stored.draw_id)
-        return codec.to_failure(stored, payload or b"", lane, cause, detail)
+        return deliveries.to_failure(stored, payload or b"", lane, cause, detail)
 
 
 def _parcel(parts: tuple[bytes, int, bytes]) -> Delivery:

@@ -28,7 +28,7 @@ from olmorl.clock import run_simulated
 from olmorl.config import QueueSettings
 from olmorl.learner.trainer.fake_trainer import FakeTrainer
 from olmorl.messages import ENVIRONMENT, TRAIN_LANE, ActorStatus, EpisodeStart, Shard
-from olmorl.queues.prompts.codec import to_result
+from olmorl.queues.prompts.deliveries import to_result
 from olmorl.queues.prompts.memory_queue import MemoryQueue
 from tests.chaos.broken_turns import MAX_TOKENS, TIMEOUT_S, Parts
 from tests.chaos.episode import Outcome, Record, order

@@ -15,7 +15,7 @@ import pytest
 from olmorl.clock import run_simulated
 from olmorl.config import QueueSettings
 from olmorl.ports import EVERYONE, Row, Taken
-from olmorl.queues.prompts.codec import StoredResult
+from olmorl.queues.prompts.deliveries import StoredResult
 from olmorl.queues.prompts.memory_queue import MemoryQueue, _Draw, _Held, _Lane
 
 Build = Callable[..., Any]

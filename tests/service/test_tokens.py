@@ -14,7 +14,7 @@ from olmorl import metrics
 from olmorl.clock import run_simulated
 from olmorl.codec import decode
 from olmorl.messages import TRAIN_LANE, ActorStatus
-from olmorl.queues.prompts.codec import to_result
+from olmorl.queues.prompts.deliveries import to_result
 from tests.service.conftest import rows
 
 Build = Callable[..., Any]

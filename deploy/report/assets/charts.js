@@ -1,69 +1,6 @@
 // Curves of the metric lines. All panels have the same horizontal axis, cursor and zoom.
 
-// Panels by section: title, fields, what good looks like. `*` matches any text.
-const SECTIONS = [
-  ["Learning", [
-    ["Reward before filtering", ["reward_mean"], "should rise, then level off"],
-    ["Held-out accuracy", ["eval_*_accuracy"], "at the version it measured; should follow the reward"],
-    ["Solved share", ["solve_rate_mean"], "0 or 1 leaves nothing to learn from"],
-    ["Reward of the batch", ["batch_reward_mean"], "near the middle: groups with a gradient"],
-    ["Spread of rewards", ["reward_std"], "0 means that all answers are alike"],
-    ["Loss", ["loss"], "has no target value; look for jumps"],
-    ["Entropy", ["entropy_mean"], "should fall slowly; a collapse ends exploration"],
-    ["Gradient norm", ["grad_norm"], "spikes come before trouble"],
-    ["Learning rate", ["lr"], ""],
-    ["KL to the reference", ["kl_ref_mean"], ""],
-  ]],
-  ["Length", [
-    ["Completion tokens", ["completion_tokens_mean", "completion_tokens_max"], "mean and longest"],
-    ["Truncated share", ["truncated_fraction"], "over 25%: raise sampling.max_tokens"],
-  ]],
-  ["Off policy", [
-    ["Lag", ["lag_mean", "lag_max"], "versions between a token and the step that trains it"],
-    ["Effective sample size", ["ess*", "effective_sample_size*", "importance_ess*"], "of tokens and of answers; below 0.5 few answers teach"],
-    ["Engine against learner", ["logprob_diff_mean", "logprob_diff_mean_fresh"], "difference of log-probabilities, near 0"],
-    ["KL engine against learner", ["kl_engine_learner", "kl_engine_learner_fresh"], "fresh: tokens of lag 0, near 0"],
-    ["Clipped ratios", ["clip_fraction_low", "clip_fraction_high"], ""],
-    ["Truncated importance weights", ["tis_clip_fraction", "tis_clip_fraction_answers"], "of tokens, and of the tokens of each answer"],
-    ["KL of an answer", ["kl_engine_learner_answers"], "nats; with 0.3 and more, token weights learn slower"],
-    ["Outliers", ["outlier_tokens_mean"], "stale tokens of an answer beyond the threshold"],
-    ["Threshold of outliers", ["outlier_threshold"], "nats; grows with noise and with the length of answers"],
-  ]],
-  ["Throughput", [
-    ["Tokens a second", ["actor_tokens_per_s", "useful_tokens_per_s"], "generated, and trained"],
-    ["Learner's time", ["learner_step_s", "learner_wait_s"], "seconds a step: training, and waiting for a batch"],
-    ["Phases of the step", ["learner_forward_backward_s", "learner_optimizer_s", "learner_snapshot_s", "learner_publish_wait_s"], "seconds"],
-    ["Draws for each trained group", ["draws_per_trained_group"], "1: every group has a gradient"],
-    ["Weight updates", ["weight_publish_s", "weight_stall_s_mean", "weight_stall_s_max"], "seconds to publish; stall of an engine"],
-    ["Groups in flight", ["groups_in_flight"], ""],
-    ["Tokens of the batch", ["batch_tokens"], ""],
-  ]],
-  ["Verifiers, sources, functions", [
-    ["Reward by verifier", ["reward_*_mean"], ""],
-    ["Solved share by verifier", ["verifier_*_solve_rate_mean"], ""],
-    ["Length by verifier", ["verifier_*_completion_tokens_mean"], ""],
-    ["Truncated share by verifier", ["verifier_*_truncated_fraction"], ""],
-    ["Groups by verifier", ["verifier_*_groups", "verifier_*_failed"], ""],
-    ["Reward by data source", ["source_*_reward_mean"], ""],
-    ["Solved share by data source", ["source_*_solve_rate_mean"], ""],
-    ["Length by data source", ["source_*_completion_tokens_mean"], ""],
-    ["Truncated share by data source", ["source_*_truncated_fraction"], ""],
-    ["Groups by data source", ["source_*_groups", "source_*_failed"], ""],
-    ["Failures by cause", ["failures_*"], ""],
-    ["Logged by functions", ["logged_*_mean"], ""],
-  ]],
-  ["Evaluation", [
-    ["Held-out reward", ["eval_*_reward_mean"], ""],
-    ["pass@k", ["eval_*_pass_at_*"], ""],
-    ["Held-out length", ["eval_*_completion_tokens_mean"], ""],
-    ["Held-out truncated", ["eval_*_truncated_fraction"], ""],
-  ]],
-];
-const HIDDEN = /^(step|incarnation|version|wall_s|batch_groups)$|_total$|^eval_.*_(version|version_oldest|version_newest|prompts|failed|tokens)$|^reward_.*_std$/;
 const X_AXES = { step: "learner step", wall_s: "hours", tokens_trained_total: "trained tokens" };
-
-const matches = (pattern, name) =>
-  new RegExp(`^${pattern.split("*").map((s) => s.replace(/[.+?^${}()|[\]\\]/g, "\\$&")).join("(.+)")}$`).test(name);
 
 class Chart {
   constructor(board, title, note, series) {
@@ -202,7 +139,7 @@ function ticks(low, high, count) {
   const step = 10 ** Math.floor(Math.log10((high - low) / count || 1));
   const size = [1, 2, 5, 10].map((f) => f * step).find((s) => (high - low) / s <= count) ?? step;
   const found = [];
-  for (let tick = Math.ceil(low / size - 1e-9) * size; tick <= high + size * 1e-9; tick += size) found.push(+tick.toPrecision(12));
+  for (let i = Math.ceil(low / size - 1e-9); i <= high / size + 1e-9; i++) found.push(+(i * size).toPrecision(12));
   return found;
 }
 
@@ -314,77 +251,46 @@ class Board {
     this.setRange();
     this.panels = new Map();
     this.watcher.disconnect();
-    const names = [...new Set(this.runs.flatMap((run) => Object.keys(run.lines)))];
-    const used = new Set();
-    const sections = SECTIONS.map(([title, panels]) => [title, panels.map(([name, patterns, note]) => {
-      const fields = patterns.flatMap((p) => names.filter((n) => !used.has(n) && matches(p, n) && !HIDDEN.test(n)));
-      fields.forEach((field) => used.add(field));
-      return [name, note, fields];
-    })]);
-    const others = names.filter((n) => !used.has(n) && !HIDDEN.test(n)).sort();
-    sections.push(["Other fields", others.map((name) => [name, "", [name]])]);
-    this.body.replaceChildren(
-      ...sections.flatMap(([title, panels]) => {
-        const made = panels.map(([name, note, fields]) => this.panel(name, note, fields)).filter(Boolean);
-        if (title.startsWith("Verifiers") && !names.some((name) => matches("source_*_reward_mean", name))) made.push(...this.sourcePanels());
-        return made.length ? [el("h2", {}, title), el("div", { class: "grid" }, made)] : [];
-      }),
-    );
+    this.body.replaceChildren(...[...this.sections()].flatMap(([title, panels]) => {
+      const made = [...panels].map(([name, [note, labels]]) => this.panel(name, note, labels)).filter(Boolean);
+      return made.length ? [el("h2", {}, title), el("div", { class: "grid" }, made)] : [];
+    }));
   }
 
-  panel(title, note, fields) {
-    const series = this.runs.flatMap((run, r) => fields.map((field, f) => this.seriesOf(run, r, field, f, fields.length)));
+  // The panels of all runs, by section and title.
+  sections() {
+    const found = new Map();
+    for (const [section, panels] of this.runs.flatMap((run) => run.sections)) {
+      const of = found.get(section) ?? new Map();
+      for (const [title, note, labels] of panels) of.set(title, [note, { ...of.get(title)?.[1], ...labels }]);
+      found.set(section, of);
+    }
+    return found;
+  }
+
+  panel(title, note, labels) {
+    const fields = Object.entries(labels);
+    const series = this.runs.flatMap((run, r) => fields.map(([field, label], f) => this.seriesOf(run, r, field, label, f, title)));
     return this.add(title, note, series.filter(Boolean));
   }
 
-  seriesOf(run, r, field, f, numFields) {
-    const ys = (run.lines[field] ?? []).map((value) => (typeof value === "number" ? value : NaN));
-    if (!ys.some(Number.isFinite)) return null;
+  seriesOf(run, r, field, label, f, title) {
     const several = this.runs.length > 1;
-    const label = [several && run.name, (!several || numFields > 1) && plain(field)].filter(Boolean).join(": ");
-    const style = { colour: several ? runClass(r) : runClass(f), dash: several ? `d${f % 4}` : "d0", label,
+    const style = { colour: several ? runClass(r) : runClass(f), dash: several ? `d${f % 4}` : "d0", label: several ? [run.name, label].filter(Boolean).join(": ") : label || title,
       meaning: run.meanings[field] ? `${field}: ${run.meanings[field]}` : field };
-    if (field.startsWith("eval_")) return { ...style, ...this.evaluated(run, field, ys) };
-    return { ...style, xs: this.axisOf(run), ys, shown: smooth(ys, this.window) };
+    const points = run.evaluations[field] ?? [];
+    if (field.startsWith("eval_")) return points.length ? { ...style, ...this.evaluated(run, points) } : null;
+    const ys = (run.lines[field] ?? []).map((value) => (typeof value === "number" ? value : NaN));
+    return ys.some(Number.isFinite) ? { ...style, xs: this.axisOf(run), ys, shown: smooth(ys, this.window) } : null;
   }
 
-  // An evaluation belongs to the version that was asked, not to the line that it arrived with. Its bar spans the versions
-  // that answered.
-  evaluated(run, field, ys) {
-    let set = field;
-    while (set.startsWith("eval_") && !run.lines[`${set}_version`]) set = set.slice(0, set.lastIndexOf("_"));
+  // Each point with the version that was measured, its value, the oldest and newest version that answered, and their text.
+  evaluated(run, points) {
     const axis = this.axisOf(run);
     const steps = run.lines.step;
-    const points = [];
-    const place = (version, i) => (typeof version !== "number" ? axis[i] : this.axis === "step" ? version
-      : version < steps[0] ? 0 : axis[lower(steps, version)]) ?? axis[i];
-    ys.forEach((y, i) => {
-      if (!Number.isFinite(y)) return;
-      const version = run.lines[`${set}_version`]?.[i];
-      const [oldest, newest] = answeredBy(run, set, i);
-      points.push([place(version, i), y, [place(oldest ?? version, i), place(newest ?? version, i)], versionsText(oldest, newest)]);
-    });
-    points.sort((a, b) => a[0] - b[0]);
-    const values = points.map((p) => p[1]);
-    return { xs: points.map((p) => p[0]), ys: values, shown: values, points: true, ranges: points.map((p) => p[2]), by: points.map((p) => p[3]) };
-  }
-
-  // Reward and solved share by data source, from the recorded rollouts.
-  sourcePanels() {
-    const tally = { count: 1, rewards: 2, reward: 3, solved: 4, tokens: 5 };
-    return [["Reward by data source", tally.reward, tally.rewards], ["Solved share by data source", tally.solved, tally.rewards],
-      ["Length by data source", tally.tokens, tally.count]].map(([title, above, below]) => {
-      const series = this.runs.flatMap((run, r) => run.sources.slice(0, 8).map((one, s) => {
-        const ys = one.tallies.map((t) => (t[below] ? t[above] / t[below] : NaN));
-        const steps = run.lines.step ?? [];
-        const axis = this.axisOf(run);
-        const xs = one.steps.map((step) => (this.axis === "step" ? step : axis[Math.min(lower(steps, step), axis.length - 1)]));
-        const several = this.runs.length > 1;
-        return { label: several ? `${run.name}: ${short(one.source)}` : short(one.source), colour: runClass(several ? r : s),
-          dash: `d${several ? s % 4 : 0}`, xs, ys, shown: smooth(ys, this.window) };
-      }));
-      return this.runs.some((run) => run.sources.length > 1) ? this.add(title, "", series) : null;
-    }).filter(Boolean);
+    const place = (version) => (this.axis === "step" ? version : version < steps[0] ? 0 : axis[Math.min(lower(steps, version), axis.length - 1)]);
+    const ys = points.map((p) => p[1]);
+    return { xs: points.map((p) => place(p[0])), ys, shown: ys, points: true, ranges: points.map((p) => p.slice(2, 4).map(place)), by: points.map((p) => p[4]) };
   }
 
   add(title, note, series) {
@@ -400,12 +306,3 @@ class Board {
     for (const node of this.panels.keys()) this.watcher.observe(node);
   }
 }
-
-// The oldest and the newest version that answered an evaluation.
-const answeredBy = (run, set, i) => ["oldest", "newest"].map((end) => run.lines[`${set}_version_${end}`]?.[i]);
-
-const versionsText = (oldest, newest) =>
-  typeof newest !== "number" ? "" : typeof oldest !== "number" || oldest === newest ? `${newest}` : `${oldest}-${newest}`;
-
-// A field as a label, without the words that its panel already shows.
-const plain = (field) => field.replace(/^eval_/, "").replace(/_(mean|fraction|accuracy)$/, "").replaceAll("_", " ");

@@ -117,23 +117,19 @@ function ends(values) {
 }
 
 function accuracy(run) {
-  const found = Object.entries(run.lines).filter(([name]) => /^eval_.*_accuracy$/.test(name) && !/_accuracy_/.test(name));
-  const told = (name, values, i) => {
-    const by = versionsText(...answeredBy(run, name.replace(/_accuracy$/, ""), i));
-    return number(values[i]) + (by ? ` (v${by})` : "");
-  };
-  return found.filter(([, values]) => finite(values).length).map(([name, values]) =>
-    `${told(name, values, values.findIndex(Number.isFinite))} → ${told(name, values, values.findLastIndex(Number.isFinite))}`).join("; ") || "–";
+  const found = Object.entries(run.evaluations).filter(([name, points]) => /_accuracy$/.test(name) && points.length);
+  const text = ([, value, , , by]) => number(value) + (by ? ` (v${by})` : "");
+  return found.map(([, points]) => `${text(points[0])} → ${text(points.at(-1))}`).join("; ") || "–";
 }
 
 function sourceTable(runs) {
   const rows = runs.flatMap((run) => run.sources.map((one) => {
-    const sum = one.tallies.reduce((all, tally) => all.map((value, i) => value + tally[i]), [0, 0, 0, 0, 0, 0, 0]);
+    const [, completions, rewards, reward, solved, tokens, truncated] = one.scored;
     const groups = Object.values(one.outcomes).reduce((a, b) => a + b, 0);
     const share = (name) => percent(one.outcomes[name] / groups);
     return [...(runs.length > 1 ? [run.name] : []), el("span", { title: one.source }, short(one.source)), whole(groups), share("trained"),
-      share("zero_gradient"), share("stale"), share("failed"), number(sum[3] / sum[2]), percent(sum[4] / sum[2]),
-      number(sum[5] / sum[1]), percent(sum[6] / sum[1])];
+      share("zero_gradient"), share("stale"), share("failed"), number(reward / rewards), percent(solved / rewards),
+      number(tokens / completions), percent(truncated / completions)];
   }));
   const head = ["source", "groups", "trained", "zero gradient", "stale", "failed", "reward", "solved", "tokens", "truncated"];
   return table(runs.length > 1 ? ["run", ...head] : head, rows, { numeric: runs.length > 1 ? 2 : 1 });

@@ -16,7 +16,7 @@ from olmorl.config import Verifiers
 from olmorl.deploy.data_sets.layouts import KINDS
 from olmorl.deploy.evaluation.answer_file import completion_of
 from olmorl.deploy.prepare_data import main
-from olmorl.deploy.verify.scorer import scored
+from olmorl.deploy.verify.row_scoring import scored
 from olmorl.learner.data.readers import layout
 from olmorl.verifiers.scorer import VerifierScorer
 from tests.deploy.evaluation.text_engine import model_folder

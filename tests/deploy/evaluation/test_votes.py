@@ -9,7 +9,7 @@ import pytest
 from olmorl.config import Verifiers
 from olmorl.deploy.evaluation.answer_file import completion_of
 from olmorl.deploy.evaluation.votes import votes
-from olmorl.deploy.verify.scorer import scored
+from olmorl.deploy.verify.row_scoring import scored
 from olmorl.verifiers.scorer import VerifierScorer
 from tests.verifiers.builders import make_prompt
 

@@ -260,8 +260,10 @@ def test_curves_meet_on_one_axis_and_evaluations_at_their_version(make_run: Make
     page.open(written(make_run("one", steps=5), make_run("two", steps=9)))
     series = """(title) => [...olmorlReport.built.curves.panels.values()].find(c => c.title === title).series
         .map(s => [s.label, [...s.xs], [...s.ys]])"""
-    reward = page.tab.evaluate(series, "Reward before filtering")
-    assert [(label, xs) for label, xs, _ in reward] == [("one", [*range(1, 6)]), ("two", [*range(1, 10)])]
+    loss = page.tab.evaluate(series, "Loss")
+    assert [(label, xs) for label, xs, _ in loss] == [("one", [*range(1, 6)]), ("two", [*range(1, 10)])]
+    reward = [label for label, _, _ in page.tab.evaluate(series, "Reward")]
+    assert reward[0] == "one: all scored groups" and "two: all scored groups" in reward
     held = page.tab.evaluate(series, "Held-out accuracy")
     assert held[0][1:] == [[0, 2, 4], [0.1, pytest.approx(0.3), 0.5]]
     assert page.tab.evaluate(series, "a_field_of_tomorrow")[0][2] == [2, 4, 6, 8, 10], "unknown fields are drawn too"
@@ -272,7 +274,7 @@ def test_curves_meet_on_one_axis_and_evaluations_at_their_version(make_run: Make
     page.tab.select_option("#axis", "wall_s")
     assert page.tab.evaluate(series, "Held-out accuracy")[0][1] == pytest.approx([0, 20 / 3600, 40 / 3600])
     page.tab.click("#runs button >> nth=1")
-    assert [label for label, _, _ in page.tab.evaluate(series, "Reward before filtering")] == ["reward"]
+    assert [label for label, _, _ in page.tab.evaluate(series, "Loss")] == ["Loss"]
 
 
 def test_waste_adds_up(make_run: Make, page: Page) -> None:

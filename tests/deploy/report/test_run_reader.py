@@ -26,13 +26,14 @@ def test_curves_counts_and_settings(make_run: Make) -> None:
     about = read(make_run(steps=3, trained=3, filtered=1, group_size=4, tokens=12)).about
     assert about["lines"]["step"] == [1, 2, 3]
     assert about["lines"]["eval_held_accuracy"] == [0.1, None, pytest.approx(0.3)]
+    assert about["evaluations"]["eval_held_accuracy"] == [[0, 0.1, 0, 1, "0-1"], [2, pytest.approx(0.3), 2, 3, "2-3"]]
+    assert {"loss": ""} in [labels for _, _, labels in dict(about["sections"])["Learning"]]
     assert about["settings"]["schedule.max_lag"] == 2 and about["settings"]["learner.learning_rate"] is None
     assert about["tokens"] == {"trained": 9 * 48, "zero_gradient": 3 * 48, "stale": 0, "failed": 0}
     assert about["causes"] == [["failed", "unscorable", 2]]
     outcomes = [one["outcomes"] for one in about["sources"]]
     assert sum(one["trained"] for one in outcomes) == 9 and sum(one["failed"] for one in outcomes) == 2
-    scored = [sum(tally[0] for tally in one["tallies"]) for one in about["sources"]]
-    assert sum(scored) == 12, "a failed group has no score"
+    assert sum(one["scored"][0] for one in about["sources"]) == 12, "a failed group has no score"
     assert about["notes"] == []
     assert about["meanings"]["loss"] == "Loss of the step." and "a_field_of_tomorrow" not in about["meanings"]
 

@@ -202,6 +202,8 @@ class Answer(NamedTuple):
         """The message with the arguments of calls as JSON."""
         known = ("role", "content", "reasoning_content")
         made: Message = {key: self.message[key] for key in known if key in self.message}
+        if "reasoning_content" in made:
+            made["reasoning"] = made["reasoning_content"]  # clients of vLLM read this name
         if calls := _calls(self.message):
             made["tool_calls"] = [
                 {**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}}

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 from aiohttp import web
 
+from olmorl.actors.episodes import messages_api
 from olmorl.actors.episodes.agent_session import AgentSession
 from olmorl.actors.episodes.chat_request import MODEL, Answer, ChatRequest, Refused, read
-from olmorl.actors.vllm_engine import messages_api
 from olmorl.errors import ConfigError
 from olmorl.network import way_to
 

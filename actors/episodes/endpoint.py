@@ -115,6 +115,12 @@ class Endpoint:
         Any other error is a fault of the episode, which is then not scored.
         """
 
+        async def refusing(request: web.Request, session: AgentSession) -> web.StreamResponse:
+            try:
+                return await handle(request, session)
+            except web.HTTPRequestEntityTooLarge:
+                raise session.too_long(f"the request has over {LARGEST_REQUEST >> 20} MiB") from None
+
         async def guarded(request: web.Request) -> web.StreamResponse:
             given = request.headers.get("Authorization", request.headers.get("X-Api-Key", ""))
             key = given.removeprefix("Bearer ").strip()
@@ -122,7 +128,7 @@ class Endpoint:
             try:
                 if session is None:
                     raise _UNKNOWN_KEY if key else _NO_KEY
-                return await handle(request, session)
+                return await refusing(request, session)
             except Refused as refused:
                 if session is not None:
                     session.refuse(refused)

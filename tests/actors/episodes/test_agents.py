@@ -21,6 +21,7 @@ from olmorl import config
 from olmorl.actors.episodes import agent_guard, agent_process
 from olmorl.actors.episodes.agent_runner import Agents
 from olmorl.actors.episodes.agent_session import AgentSession
+from olmorl.actors.episodes.chat_request import Refused
 from olmorl.actors.episodes.endpoint import Endpoint
 from olmorl.actors.fake_engine import FakeEngine
 from olmorl.actors.leased_groups import LeasedGroup
@@ -193,6 +194,9 @@ class Session:
         self.refusal = str(refused)
         return refused
 
+    def too_long(self, cause: str) -> Any:
+        return Refused(cause)
+
     async def answer(self, request: Any, *, is_retry: bool = False) -> Any:
         self.asked.append((request, is_retry))
         return await self._make()
@@ -273,7 +277,6 @@ async def test_a_key_opens_nothing_after_its_episode() -> None:
 
 async def test_openais_own_client_reads_answers_streams_and_errors() -> None:
     openai = pytest.importorskip("openai")
-    from olmorl.actors.episodes.chat_request import Refused
 
     async def refused() -> Any:
         raise Refused("This model's maximum context length is 9 tokens.", code="context_length_exceeded")
@@ -308,6 +311,15 @@ async def test_an_error_of_the_endpoint_is_a_fault_of_the_episode(caplog: pytest
         assert (reply.status, (await reply.json())["error"]["type"]) == (500, "server_error")
     assert session.fault == "LookupError: no such token"
     assert "the endpoint failed at a request of an agent" in caplog.text
+
+
+async def test_a_request_that_is_larger_than_any_is_too_long_and_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("olmorl.actors.episodes.endpoint.LARGEST_REQUEST", 1 << 20)
+    async with served(made) as (client, url, session):
+        async with client.post(f"{url}/chat/completions", data=b" " * (2 << 20)) as reply:
+            assert reply.status == 400
+            assert (await reply.json())["error"]["message"] == "the request has over 1 MiB"
+        assert (session.fault, session.asked) == ("", [])
 
 
 async def test_a_stream_that_waits_gets_comments(monkeypatch: pytest.MonkeyPatch) -> None:

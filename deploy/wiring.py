@@ -394,6 +394,7 @@ def template_renderers(settings: Config) -> Callable[[Sequence[dict[str, Any]]],
             system_prompt=data.system_prompt,
             tools=tools,
             parse=parse,
+            longest=settings.longest_sample,
         )
 
     return renderer

@@ -507,7 +507,7 @@ class Judge(HttpService):
     max_reply_tokens: int = Field(512, ge=16)
     """Longest reply of the judge in tokens."""
     template: Path | None = None
-    """File with the question to the judge: {question}, {answer} and optionally {delimiter}. Default: built in."""
+    """Its question: {question}, {answer} (or {transcript}: all turns) and optionally {delimiter}. Default: built in."""
     reference_template: Path | None = None
     """The same for rows with a reference answer, with {reference} too. Default: built in."""
 

@@ -535,7 +535,12 @@ class Renderer(Protocol):
     """Writes messages as tokens by the chat template of the policy. It never writes what the policy sampled."""
 
     def prompt(self, messages: Sequence[dict[str, Any]]) -> TokenIds:
-        """The tokens of a conversation up to the policy's answer. Raises EnvironmentFailed if the template refuses."""
+        """The tokens of a conversation up to the policy's answer.
+
+        Raises:
+            EnvironmentFailed: the template refuses the messages.
+            PromptRefused: they are longer than any episode.
+        """
         ...
 
     def reply(self, answer: Completion) -> dict[str, Any]:
@@ -549,7 +554,7 @@ class Renderer(Protocol):
         messages: Sequence[dict[str, Any]],
         answer: Completion,
     ) -> TokenIds:
-        """The tokens that follow those of `answer`, up to the policy's next answer.
+        """The tokens that follow those of `answer`, up to the policy's next answer. Raises as `prompt`.
 
         Args:
             conversation: everything before the answer.

@@ -151,12 +151,16 @@ class AgentSession:
             else:
                 parent, messages, sequence = held.turn, request.messages[len(held.messages) + 1 :], held.sequence
                 added = await self._in_thread(partial(self._added, request, held, messages))
+        except PromptRefused as error:
+            return self.too_long(str(error))
         except (EnvironmentFailed, ValueError) as error:
             self.fault = str(error)
             return Refused(self.fault)
         prompt = np.concatenate([sequence, added])
         room = self._play.max_sequence - len(prompt)
-        return _Place(parent, len(sequence), added, messages, prompt, room) if room > 0 else self._too_long(len(prompt))
+        if room <= 0:
+            return self.too_long(f"the request has {len(prompt)}")
+        return _Place(parent, len(sequence), added, messages, prompt, room)
 
     def _added(self, request: ChatRequest, held: _Held, messages: Sequence[Message]) -> TokenIds:
         return self._renderer(request).added(held.messages, held.reply, messages, held.answer)
@@ -180,11 +184,12 @@ class AgentSession:
             self._renderers[tools] = self._play.renderer(request.tools)
         return self._renderers[tools]
 
-    def _too_long(self, num_tokens: int) -> Refused:
+    def too_long(self, cause: str) -> Refused:
+        """The refusal of a request that no episode can hold."""
         self.exit = TOO_LONG
         longest = self._play.max_sequence
         return Refused(
-            f"This model's maximum context length is {longest} tokens. The request has {num_tokens}.",
+            f"This model's maximum context length is {longest} tokens: {cause}.",
             code="context_length_exceeded",
         )
 
@@ -200,8 +205,8 @@ class AgentSession:
         request_id = f"{self._request_id}.{number}"
         try:
             answer = await self._engine.generate(request_id, place.prompt, sampling, self._work.priority, salt)
-        except PromptRefused:
-            return self._too_long(len(place.prompt))
+        except PromptRefused as error:
+            return self.too_long(str(error))
         self._work.num_tokens += len(answer.token_ids)
         self.exit = ""
         turn = self.turns.add(

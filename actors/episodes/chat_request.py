@@ -7,9 +7,12 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from olmorl import codec
+
 Message = dict[str, Any]
 MODEL = "policy"
-ROLES = {"system", "developer", "user", "assistant", "tool"}
+ROLES = ("assistant", "developer", "system", "tool", "user")
+_KINDS: dict[type, str] = {str: "a text", list: "a list", dict: "an object"}
 
 
 class Refused(Exception):
@@ -49,28 +52,48 @@ class ChatRequest(NamedTuple):
 def read(body: bytes, tool_role: str) -> ChatRequest:
     """Raises Refused with what is wrong. The temperature is the run's: the learner trains at that one."""
     try:
-        found = json.loads(body)
+        found = _json(body)
     except ValueError as error:
         raise Refused(f"the body of the request is no JSON: {error}") from None
     if not isinstance(found, dict) or not isinstance(found.get("messages"), list) or not found["messages"]:
         raise Refused("a request has a list of messages, with at least one message")
     _check(found)
-    tools = () if found.get("tool_choice") == "none" else tuple(_tools(found.get("tools") or ()))
+    tools = () if found.get("tool_choice") == "none" else tuple(_tools(_field(found, "tools", list) or ()))
     written, digests = [], [_digest(b"", tools)]
     for number, message in enumerate(found["messages"]):
         one = _message(message, number)
         digests.append(after(digests[-1], one))
         written.append({**one, "role": tool_role} if one["role"] == "tool" else one)
-    stop = found.get("stop") or ()
+    stop = _field(found, "stop", str, list) or ()
+    if not all(text and isinstance(text, str) for text in stop):
+        raise Refused("stop: a text, or a list of texts")
     return ChatRequest(
         messages=tuple(written),
         digests=tuple(digests),
         tools=tools,
         max_tokens=_max_tokens(found),
-        stop=(stop,) if isinstance(stop, str) else tuple(map(str, stop)),
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
         stream=bool(found.get("stream")),
-        with_usage=bool((found.get("stream_options") or {}).get("include_usage")),
+        with_usage=bool((_field(found, "stream_options", dict) or {}).get("include_usage")),
     )
+
+
+def _json(text: str | bytes) -> Any:
+    """Raises ValueError for what is no JSON, and for what no message carries, such as an integer of over 64 bits."""
+    try:
+        found = json.loads(text)
+        codec.encode(found)
+    except (OverflowError, RecursionError) as error:
+        raise ValueError(str(error)) from None
+    return found
+
+
+def _field(found: Mapping[str, Any], key: str, *kinds: type) -> Any:
+    """A field, or None without one. Raises Refused if it is of another kind."""
+    value = found.get(key)
+    if value is not None and not isinstance(value, kinds):
+        raise Refused(f"{key}: {' or '.join(_KINDS[kind] for kind in kinds)}, and not {str(value)[:80]}")
+    return value
 
 
 def after(digest: bytes, message: Message) -> bytes:
@@ -92,7 +115,7 @@ def _check(found: Mapping[str, Any]) -> None:
     """What would change the distribution, or needs several answers, is refused."""
     if (found.get("n") or 1) != 1:
         raise Refused("n: one answer is given for each request")
-    if ((found.get("response_format") or {}).get("type") or "text") != "text":
+    if ((_field(found, "response_format", dict) or {}).get("type") or "text") != "text":
         raise Refused("response_format: the policy is sampled without a grammar")
     if found.get("logprobs"):
         raise Refused("logprobs: the endpoint gives none")
@@ -116,17 +139,17 @@ def _tools(tools: Any) -> Iterator[Message]:
 def _message(message: Any, number: int) -> Message:
     """A message with the fields that chat templates read. Raises Refused."""
     if not isinstance(message, dict) or message.get("role") not in ROLES:
-        raise Refused(f"messages[{number}]: a message has one of the roles {', '.join(sorted(ROLES))}")
+        raise Refused(f"messages[{number}]: a message has one of the roles {', '.join(ROLES)}")
     role = "system" if message["role"] == "developer" else message["role"]
     made: Message = {"role": role, "content": _text(message.get("content"), number)}
-    if thinking := message.get("reasoning_content") or message.get("reasoning"):
+    if thinking := _field(message, "reasoning_content", str) or _field(message, "reasoning", str):
         made["reasoning_content"] = thinking
-    if calls := message.get("tool_calls"):
+    if calls := _field(message, "tool_calls", list):
         try:
             made["tool_calls"] = [_call(call) for call in calls]
         except (KeyError, TypeError, ValueError) as error:
             raise Refused(f"messages[{number}].tool_calls: {type(error).__name__}: {error}") from None
-    return made | {key: message[key] for key in ("tool_call_id", "name") if message.get(key)}
+    return made | {key: value for key in ("tool_call_id", "name") if (value := _field(message, key, str))}
 
 
 def _text(content: Any, number: int) -> str:
@@ -139,10 +162,12 @@ def _text(content: Any, number: int) -> str:
 
 
 def _call(call: Mapping[str, Any]) -> Message:
-    arguments = call["function"].get("arguments") or {}
-    parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
-    function = {"name": call["function"]["name"], "arguments": parsed}
-    return {"id": call.get("id"), "type": "function", "function": function}
+    name, arguments = call["function"]["name"], call["function"].get("arguments") or {}
+    parsed = _json(arguments) if isinstance(arguments, str) else arguments
+    if not isinstance(name, str) or not isinstance(parsed, dict):
+        raise TypeError("a call has a name, which is a text, and arguments, which are an object")
+    function = {"name": name, "arguments": parsed}
+    return {"id": _field(call, "id", str), "type": "function", "function": function}
 
 
 class Answer(NamedTuple):
@@ -177,6 +202,8 @@ class Answer(NamedTuple):
         """The message with the arguments of calls as JSON."""
         known = ("role", "content", "reasoning_content")
         made: Message = {key: self.message[key] for key in known if key in self.message}
+        if "reasoning_content" in made:
+            made["reasoning"] = made["reasoning_content"]  # clients of vLLM read this name
         if calls := _calls(self.message):
             made["tool_calls"] = [
                 {**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}}

@@ -1,4 +1,6 @@
-"""The policy as OpenAI's chat API, for the agents of one actor: `POST /v1/chat/completions`, `GET /v1/models`."""
+"""The policy for the agents of one actor: as OpenAI's chat API, `POST /v1/chat/completions` and `GET /v1/models`, and
+as Anthropic's messages API, `POST /v1/messages`.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +8,15 @@ import asyncio
 import json
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 from aiohttp import web
 
+from olmorl.actors.episodes import messages_api
 from olmorl.actors.episodes.agent_session import AgentSession
-from olmorl.actors.episodes.chat_request import MODEL, ChatRequest, Refused, read
+from olmorl.actors.episodes.chat_request import MODEL, Answer, ChatRequest, Refused, read
 from olmorl.errors import ConfigError
 from olmorl.network import way_to
 
@@ -27,6 +31,34 @@ _RETRIES = "x-stainless-retry-count"
 """OpenAI's clients number the requests that they send again."""
 _NO_KEY = Refused("the request has no key: send Authorization: Bearer $OPENAI_API_KEY, the key of its episode", 401)
 _UNKNOWN_KEY = Refused("Incorrect API key provided: no episode under way has it.", 401, "invalid_api_key")
+
+
+class Form(NamedTuple):
+    """How an API writes answers."""
+
+    whole: Callable[[Answer], dict[str, Any]]
+    parts: Callable[[Answer, bool], AsyncIterator[bytes]]
+    """Of a stream; with the numbers of tokens if asked for."""
+    error: Callable[[Refused], bytes]
+    """At the end of a stream that has begun."""
+
+
+async def _chunks(answer: Answer, with_usage: bool) -> AsyncIterator[bytes]:
+    for part in answer.chunks(with_usage):
+        yield _data(part)
+    yield b"data: [DONE]\n\n"
+
+
+def _data(part: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(part).encode() + b"\n\n"
+
+
+_CHAT = Form(Answer.body, _chunks, lambda refused: _data(refused.body()) + b"data: [DONE]\n\n")
+_MESSAGES = Form(
+    lambda answer: messages_api.message(answer.body()),
+    lambda answer, _: messages_api.events(answer.chunks(with_usage=True)),
+    lambda refused: b"event: error\n" + _data({"type": "error"} | refused.body()),
+)
 
 
 class Endpoint:
@@ -44,6 +76,7 @@ class Endpoint:
         """Listen on a free port. Raises ConfigError if this host does not have the address."""
         app = web.Application(client_max_size=LARGEST_REQUEST)
         app.router.add_post("/v1/chat/completions", self._guarded(self._chat))
+        app.router.add_post("/v1/messages", self._guarded(self._messages))
         app.router.add_get("/v1/models", self._guarded(self._models))
         app.router.add_route("*", "/{path:.*}", self._guarded(self._elsewhere))
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
@@ -82,13 +115,20 @@ class Endpoint:
         Any other error is a fault of the episode, which is then not scored.
         """
 
+        async def refusing(request: web.Request, session: AgentSession) -> web.StreamResponse:
+            try:
+                return await handle(request, session)
+            except web.HTTPRequestEntityTooLarge:
+                raise session.too_long(f"the request has over {LARGEST_REQUEST >> 20} MiB") from None
+
         async def guarded(request: web.Request) -> web.StreamResponse:
-            key = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
+            given = request.headers.get("Authorization", request.headers.get("X-Api-Key", ""))
+            key = given.removeprefix("Bearer ").strip()
             session = self._sessions.get(key)
             try:
                 if session is None:
                     raise _UNKNOWN_KEY if key else _NO_KEY
-                return await handle(request, session)
+                return await refusing(request, session)
             except Refused as refused:
                 if session is not None:
                     session.refuse(refused)
@@ -104,7 +144,8 @@ class Endpoint:
         return guarded
 
     async def _elsewhere(self, request: web.Request, session: AgentSession) -> web.Response:
-        raise Refused(f"{request.method} {request.path}: the policy answers at POST /v1/chat/completions alone", 404)
+        answers_at = "the policy answers at POST /v1/chat/completions and /v1/messages"
+        raise Refused(f"{request.method} {request.path}: {answers_at}", 404)
 
     async def _models(self, request: web.Request, session: AgentSession) -> web.Response:
         model = {
@@ -117,18 +158,32 @@ class Endpoint:
         return web.json_response({"object": "list", "data": [model]})
 
     async def _chat(self, request: web.Request, session: AgentSession) -> web.StreamResponse:
-        asked = read(await request.read(), self._tool_role)
-        is_retry = request.headers.get(_RETRIES, "0") != "0"
+        return await self._answer(request, session, read(await request.read(), self._tool_role), _CHAT)
+
+    async def _messages(self, request: web.Request, session: AgentSession) -> web.StreamResponse:
+        try:  # in a thread, for the import of vLLM's server
+            body = await asyncio.to_thread(messages_api.chat_body, await request.read())
+        except ValueError as error:
+            raise Refused(f"the body of the request is none of the messages API: {error}") from None
+        return await self._answer(request, session, read(body, self._tool_role), _MESSAGES)
+
+    async def _answer(
+        self, request: web.Request, session: AgentSession, asked: ChatRequest, form: Form
+    ) -> web.StreamResponse:
+        coming = session.answer(asked, is_retry=request.headers.get(_RETRIES, "0") != "0")
         if asked.stream:
-            return await self._stream(request, session, asked, is_retry)
-        answer = await session.answer(asked, is_retry=is_retry)
-        return web.json_response(answer.body())
+            return await self._stream(request, session, asyncio.ensure_future(coming), asked.with_usage, form)
+        return web.json_response(form.whole(await coming))
 
     async def _stream(
-        self, request: web.Request, session: AgentSession, asked: ChatRequest, is_retry: bool
+        self,
+        request: web.Request,
+        session: AgentSession,
+        coming: asyncio.Future[Answer],
+        with_usage: bool,
+        form: Form,
     ) -> web.StreamResponse:
         """The answer in parts, all at its end: only a whole answer can be read as calls of tools."""
-        coming = asyncio.ensure_future(session.answer(asked, is_retry=is_retry))
         if (await asyncio.wait([coming], timeout=COMMENT_S))[0]:
             await coming  # a refusal has its status, as long as no part was sent
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
@@ -137,11 +192,9 @@ class Endpoint:
             await response.write(b": the policy answers\n\n")
             await asyncio.wait([coming], timeout=COMMENT_S)
         try:
-            parts = (await coming).chunks(asked.with_usage)
+            async for part in form.parts(await coming, with_usage):
+                await response.write(part)
         except Refused as refused:
-            parts = iter([session.refuse(refused).body()])
-        for part in parts:
-            await response.write(b"data: " + json.dumps(part).encode() + b"\n\n")
-        await response.write(b"data: [DONE]\n\n")
+            await response.write(form.error(session.refuse(refused)))
         await response.write_eof()
         return response

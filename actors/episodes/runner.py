@@ -8,9 +8,12 @@ wrote is tokenized again.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from functools import partial
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from msgspec.structs import replace
@@ -23,6 +26,7 @@ from olmorl.errors import EnvironmentFailed, PromptRefused, Unscorable
 from olmorl.messages import Completion, Prompt, TokenIds
 from olmorl.ports import Engine, Environment, Environments, Renderer, Sampling
 
+T = TypeVar("T")
 TRIES = 3
 """Times that an episode is played before its group fails."""
 
@@ -86,6 +90,7 @@ class EpisodeRunner:
         self._play = play
         self._clock = clock
         self._note_change = note_change
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
         self._begun = self._failed = 0
 
     async def start(self) -> None:
@@ -96,6 +101,7 @@ class EpisodeRunner:
 
     async def stop(self) -> None:
         await self._play.environments.stop()
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def run(self, work: LeasedGroup, index: int, request_id: str, sampling: Sampling) -> Completion:
         """Play the episode `index` of a group. Tokens of failed tries count as lost.
@@ -134,7 +140,8 @@ class EpisodeRunner:
             written = await environment.reset(prompt, index)
         conversation = conversation_of(prompt) if written is None else written
         if written is not None:
-            path.rewrite(self._play.renderer.prompt(written), written, self._play.max_prompt)
+            tokens = await self._in_thread(partial(self._play.renderer.prompt, written))
+            path.rewrite(tokens, written, self._play.max_prompt)
         while not path.exit:
             answer = await self._answer(work, f"{request_id}.{path.num_turns}", sampling, path)
             reply = self._play.renderer.reply(answer)
@@ -149,13 +156,21 @@ class EpisodeRunner:
             elif path.num_turns == self._play.max_turns:
                 path.exit = MAX_TURNS
             else:
-                path.go_on(self._play.renderer.added(conversation, reply, step.messages, answer), step.messages)
+                added = partial(self._play.renderer.added, conversation, reply, step.messages, answer)
+                try:
+                    path.go_on(await self._in_thread(added), step.messages)
+                except PromptRefused:
+                    path.exit = TOO_LONG
                 conversation = [*conversation, reply, *step.messages]
                 if path.length >= self._play.max_tokens:
                     path.exit = TOO_LONG
         with work.waiting(self._note_change, lends=True):
             episode = path.turns.completion(path.exit, {})
             return replace(episode, verdicts=await environment.reward(episode))
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        """Templates and tokenizers take long over long texts, and tokenizers one call at a time."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     async def _answer(self, work: LeasedGroup, request_id: str, sampling: Sampling, path: _Path) -> Completion:
         """The next answer of the policy, with a seed of its own."""

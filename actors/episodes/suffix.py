@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jinja2 import TemplateError
 
-from olmorl.errors import EnvironmentFailed
+from olmorl.errors import EnvironmentFailed, PromptRefused
 from olmorl.messages import Completion, TokenIds
 
 STAND_IN = "qzanswerzq"
@@ -41,6 +41,7 @@ class TemplateRenderer:
         system_prompt: str | None = None,
         tools: Sequence[Message] = (),
         parse: Parse | None = None,
+        longest: int | None = None,
     ) -> None:
         """
         Args:
@@ -49,6 +50,8 @@ class TemplateRenderer:
             values: `data.chat_template_kwargs`.
             tools: schemas that the template shows.
             parse: by default an answer is its text.
+            longest: most tokens of an episode. A text that is longer whatever its tokens are is refused unread: a
+                tokenizer may take a minute over 10 MB.
         """
         self._tokenizer = tokenizer
         self._stops = {tokenizer.convert_ids_to_tokens(stop): stop for stop in stops}
@@ -56,9 +59,11 @@ class TemplateRenderer:
         self._system_prompt = system_prompt
         self._tools = [*tools] or None
         self._parse = parse or _as_text
+        self._longest = longest
+        self._most_chars = None if longest is None else longest * max(map(len, tokenizer.get_vocab()))
 
     def prompt(self, messages: Sequence[Message]) -> TokenIds:
-        """Raises EnvironmentFailed if the template refuses the messages."""
+        """Raises EnvironmentFailed if the template refuses the messages, PromptRefused if they are too long."""
         try:
             return self._encode(self._render(messages))
         except REFUSED as error:
@@ -74,7 +79,7 @@ class TemplateRenderer:
     def added(
         self, conversation: Sequence[Message], reply: Message, messages: Sequence[Message], answer: Completion
     ) -> TokenIds:
-        """Raises EnvironmentFailed if the template cannot write the messages."""
+        """Raises EnvironmentFailed if the template cannot write the messages, PromptRefused if they are too long."""
         try:
             suffix = self.suffix(conversation, reply, messages)
         except TemplateUnfit as error:
@@ -131,6 +136,8 @@ class TemplateRenderer:
         return str(text)
 
     def _encode(self, text: str) -> TokenIds:
+        if self._most_chars is not None and len(text) > self._most_chars:
+            raise PromptRefused(f"a text of {len(text)} characters has over {self._longest} tokens")
         [ids] = self._tokenizer([text], add_special_tokens=False)["input_ids"]
         return np.array(ids, np.int32)
 

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from olmorl import codec
 from olmorl.errors import ConfigError
 
 NEEDS_TAG = {"olmo3": "<function_calls>"}
@@ -58,6 +59,7 @@ class ToolCallParser:
         try:
             parsed = self._kind(self._tokenizer, self._request.tools).extract_tool_calls(said, self._request)
             found = [_call(each, number) for number, each in enumerate(parsed.tool_calls)]
+            codec.encode(found)  # raises for what no message carries, such as an integer of over 64 bits
         except Exception as error:  # parsers raise anything on a malformed call
             return message | {"bad_call": f"{type(error).__name__}: {error}"[:200]}
         begun = max((said.count(mark) for mark in self._marks), default=0)

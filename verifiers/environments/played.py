@@ -100,12 +100,20 @@ def reset(args: Any) -> Messages | None:
         return _with(row["prompt"], "\n" + environment.reset(seed, row.get("options"), start.thinking_opened))
     if not has_step(environment) and not tools_of(environment):
         raise TypeError(f"{KEY}: a {type(environment).__name__} has no method step(reply), and no tools")
-    found = _call(environment.reset, **row) if hasattr(environment, "reset") else None
+    found = _call(environment.reset, **_named(environment.reset, row)) if hasattr(environment, "reset") else None
     if found is None:
         return None
     if has_step(environment) or not isinstance(found, str):
         return _messages(found)
     return _with(row["prompt"], found)
+
+
+def _named(function: Callable[..., Any], row: dict[str, Any]) -> dict[str, Any]:
+    """The columns that a function names; all of them if it takes any."""
+    parameters = inspect.signature(function).parameters
+    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
+        return row
+    return {name: value for name, value in row.items() if name in parameters}
 
 
 def _with(prompt: Any, text: str) -> Messages:
@@ -141,7 +149,8 @@ def _result(
         except POLICY_ERRORS as error:
             content, is_error = f"Error: {type(error).__name__}: {error}", True
     calls.append(CountedCall(name if name in tools else UNKNOWN, time.perf_counter() - began, is_error))
-    return {"role": _Worker.setup.tool_role, "name": name, "tool_call_id": call["id"], "content": content}
+    text = content.encode(errors="backslashreplace").decode()  # it may have half of a surrogate pair
+    return {"role": _Worker.setup.tool_role, "name": name, "tool_call_id": call["id"], "content": text}
 
 
 def reward(call: Mapping[str, Any]) -> dict[str, Any]:
@@ -188,9 +197,15 @@ def _messages(found: Any) -> Messages:
     """The messages in the forms that `step` may return. Raises TypeError for any other."""
     several = found if isinstance(found, list | tuple) else [found]
     made = [{"role": "user", "content": one} if isinstance(one, str) else one for one in several]
-    if not made or not all(isinstance(one, dict) and isinstance(one.get("role"), str) for one in made):
+    if not made or not all(isinstance(one, dict) and _is_message(one) for one in made):
         raise TypeError(f"an environment replies with a text, messages or None, not with {str(found)[:80]!r}")
     return made
+
+
+def _is_message(one: Mapping[str, Any]) -> bool:
+    """Templates write any other content as Python shows it, such as `None`."""
+    has_content = isinstance(one.get("content"), str | list) or bool(one.get("tool_calls"))
+    return isinstance(one.get("role"), str) and has_content
 
 
 def factory_of(name: str) -> Callable[[], Any]:

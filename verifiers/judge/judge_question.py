@@ -6,7 +6,7 @@ from typing import Any
 
 from olmorl.config import Judge
 from olmorl.messages import Prompt
-from olmorl.verifiers.judge.judge_template import OPEN, REFERENCE, fill, load
+from olmorl.verifiers.judge.judge_template import OPEN, REFERENCE, TRANSCRIPT, fill, load
 from olmorl.verifiers.judge.judged_text import plain, turns
 from olmorl.verifiers.judge.reply_parser import SCHEMA, chat_content, score
 
@@ -27,6 +27,7 @@ class JudgeQuestion:
             if with_reference
             else load(settings.template, OPEN, {"question", "answer"})
         )
+        self.reads_transcript = f"{{{TRANSCRIPT}}}" in self._template
 
     def request(self, prompt: Prompt, answer: str, label: Any, delimiter: str) -> dict[str, Any]:
         """The body to post."""

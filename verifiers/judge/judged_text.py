@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 _NAMES = (
@@ -54,6 +56,16 @@ def turns(messages: list[dict[str, Any]] | str) -> list[dict[str, str]]:
     if isinstance(messages, str):
         return [{"role": "user", "content": plain(messages)}]
     return [{"role": str(turn.get("role", "user")), "content": plain(_text(turn.get("content")))} for turn in messages]
+
+
+def transcript(messages: Sequence[Mapping[str, Any]]) -> str:
+    """The turns of an episode as one text, with their calls of tools."""
+    shown = []
+    for message in messages:
+        calls = [call["function"] for call in message.get("tool_calls", ())]
+        written = (f"{call['name']}({json.dumps(call['arguments'], ensure_ascii=False)})" for call in calls)
+        shown.append("\n".join(filter(None, (f"{message['role']}: {_text(message.get('content'))}", *written))))
+    return "\n\n".join(shown)
 
 
 def _text(content: Any) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from olmorl.config import HttpService
 from olmorl.messages import Completion, Prompt, Verdict
 from olmorl.verifiers.check_outcomes import Done, Failed, Limit, Outcome
-from olmorl.verifiers.judge.judged_text import contentless
+from olmorl.verifiers.judge.judged_text import contentless, transcript
 from olmorl.verifiers.judge.service.cache import fingerprint
 from olmorl.verifiers.judge.service.client import Client
 from olmorl.verifiers.judge.service.endpoint import problem
@@ -27,6 +27,11 @@ class Question(Protocol):
 
     @property
     def needs_label(self) -> bool: ...
+
+    @property
+    def reads_transcript(self) -> bool:
+        """Whether all turns of an episode are its answer, and not the last alone."""
+        ...
 
     def request(self, prompt: Prompt, answer: str, label: Any, delimiter: str) -> dict[str, Any]:
         """The body to post. `delimiter` is a secret around the answer."""
@@ -64,6 +69,8 @@ class ModelVerifier(Verifier):
             return unscored(Limit("length"))
         if contentless(text, str(label) if self._question.needs_label else ""):
             return Verdict(reward=0.0, method="no_answer", detail="contentless")
+        if self._question.reads_transcript and completion.turns:
+            text = transcript(completion.messages)[-MAX_ANSWER_CHARS:]
         outcome = await self._outcome(prompt, text, label)
         self._client.counters.add(outcome)
         return Verdict(reward=outcome.value, method=self._name) if isinstance(outcome, Done) else unscored(outcome)

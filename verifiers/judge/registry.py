@@ -26,6 +26,7 @@ class RewardModelQuestion:
     """
 
     needs_label = False
+    reads_transcript = False
 
     def __init__(self, settings: RewardModel) -> None:
         self._settings = settings

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from itertools import product
 from random import Random
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from olmorl import codec
 from olmorl.actors.episodes.agent_play import AgentPlay
 from olmorl.actors.episodes.agent_session import AgentSession
 from olmorl.actors.episodes.chat_request import ChatRequest, Refused, read
@@ -22,7 +24,7 @@ from olmorl.actors.leased_groups import LeasedGroup
 from olmorl.clock import LoopClock, run_simulated
 from olmorl.config import Objective
 from olmorl.deploy.demo.tiny_model import build_tokenizer
-from olmorl.errors import EnvironmentFailed
+from olmorl.errors import EnvironmentFailed, PromptRefused
 from olmorl.learner.algorithm.presets import resolve
 from olmorl.learner.batching.samples import defect, samples
 from olmorl.learner.storage.ledger_state import Start
@@ -380,9 +382,87 @@ def test_whatever_an_agent_does_each_sampled_token_is_trained_in_one_sequence(dr
             '{"messages": [{"role": "user", "content": "a"}], "response_format": {"type": "json_object"}}',
             "response_format: the policy is sampled without a grammar",
         ),
+        ('{"messages": [{"role": "user", "content": "\\ud800"}]}', "no JSON: 'utf-8' codec can't encode"),
+        ('{"messages": [{"role": "user", "content": "a"}], "stop": [""]}', "stop: a text, or a list of texts"),
+        ('{"messages": [{"role": "user", "content": "a"}], "logprobs": true}', "logprobs: the endpoint gives none"),
+        (
+            '{"messages": [{"role": "user", "content": "a"}], "stream_options": true}',
+            "stream_options: an object, and not True",
+        ),
+        (
+            '{"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}]}]}',
+            r"messages\[0\].tool_calls: TypeError: a call has a name",
+        ),
+        (
+            '{"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": '
+            '"{\\"a\\": 99999999999999999999}"}}]}]}',
+            r"messages\[0\].tool_calls: ValueError: can't serialize ints",
+        ),
     ],
 )
 def test_a_request_that_cannot_be_answered_says_why(body: str, what: str) -> None:
     with pytest.raises(Refused, match=what) as refused:
         read(body.encode(), "tool")
     assert refused.value.status == 400 and refused.value.body()["error"]["type"] == "invalid_request_error"
+
+
+VALUES = [None, True, 0, -1, 0.5, 1 << 70, "x", "\ud800", [], [1], [""], [None], [[]], [{}], {}, {"a": 1}, float("inf")]
+IN_A_REQUEST = (
+    "messages",
+    "tools",
+    "stop",
+    "stream",
+    "stream_options",
+    "n",
+    "response_format",
+    "max_tokens",
+    "temperature",
+)
+IN_A_MESSAGE = ("role", "content", "name", "tool_call_id", "reasoning_content", "tool_calls")
+
+
+def at_odds() -> Iterator[dict[str, Any]]:
+    """Requests with a value that does not belong in its place."""
+    for value, key in product(VALUES, IN_A_REQUEST):
+        yield {"messages": [ASKED], key: value}
+    for value, key, role in product(VALUES, IN_A_MESSAGE, ("user", "assistant", "tool")):
+        yield {"messages": [{"role": role, "content": "a", key: value}, MORE]}
+    for value in VALUES:
+        for function in (value, {"name": value}, {"name": "f", "arguments": value}):
+            yield {"messages": [{"role": "assistant", "tool_calls": [{"id": "1", "function": function}]}]}
+            yield {"messages": [ASKED], "tools": [{"type": "function", "function": function}]}
+
+
+def test_whatever_a_request_holds_it_is_refused_or_has_messages_that_templates_and_queues_take() -> None:
+    num_read = 0
+    for request in at_odds():
+        try:
+            found = read(json.dumps(request).encode(), "tool")
+        except Refused as refused:
+            assert refused.status == 400
+            continue
+        num_read += 1
+        codec.encode([*found.messages])
+        texts = [value for message in found.messages for key, value in message.items() if key != "tool_calls"]
+        calls = [call["function"] for message in found.messages for call in message.get("tool_calls", ())]
+        assert all(isinstance(text, str) for text in [*texts, *found.stop, *(call["name"] for call in calls)])
+        assert all(isinstance(call["arguments"], dict) for call in calls) and "" not in found.stop
+    assert num_read > 100
+    with pytest.raises(Refused, match="the body of the request is no JSON: maximum recursion depth exceeded"):
+        read(b'{"messages": ' + b"[" * 5000 + b"]" * 5000 + b"}", "tool")
+
+
+def test_messages_that_no_tokens_can_hold_are_too_long(draw: Make) -> None:
+    class Long(Renderer):
+        def added(self, *_: Any) -> Any:
+            raise PromptRefused("a text of 9000 characters has over 400 tokens")
+
+    async def story(session: AgentSession, _: Any) -> None:
+        session._play = session._play._replace(renderer=Long)
+        first = await session.answer(asks(ASKED))
+        with pytest.raises(Refused, match="maximum context length is 400 tokens: a text of 9000 characters"):
+            await session.answer(asks(ASKED, first.message, MORE))
+        assert not session.fault
+
+    made, _ = episode(draw, story)
+    assert made.exit == "too_long"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import sys
@@ -19,9 +20,15 @@ import pytest
 from olmorl import config
 from olmorl.actors.episodes import agent_guard, agent_process
 from olmorl.actors.episodes.agent_runner import Agents
+from olmorl.actors.episodes.agent_session import AgentSession
+from olmorl.actors.episodes.chat_request import Refused
 from olmorl.actors.episodes.endpoint import Endpoint
+from olmorl.actors.fake_engine import FakeEngine
+from olmorl.actors.leased_groups import LeasedGroup
+from olmorl.clock import LoopClock
 from olmorl.errors import ConfigError
-from olmorl.messages import ENVIRONMENT, EpisodeStart, Failure, Group
+from olmorl.messages import ENVIRONMENT, EpisodeStart, Failure, Group, Lease
+from olmorl.ports import Sampling
 from olmorl.simulation import Simulation
 from tests.actors.episodes.test_agent_session import ASKED, Renderer
 
@@ -187,6 +194,9 @@ class Session:
         self.refusal = str(refused)
         return refused
 
+    def too_long(self, cause: str) -> Any:
+        return Refused(cause)
+
     async def answer(self, request: Any, *, is_retry: bool = False) -> Any:
         self.asked.append((request, is_retry))
         return await self._make()
@@ -229,7 +239,7 @@ async def test_errors_have_the_form_of_openai() -> None:
         async with client.post(f"{url}/responses", json={"input": "?"}) as reply:
             assert reply.status == 404
             assert (await reply.json())["error"]["message"] == (
-                "POST /v1/responses: the policy answers at POST /v1/chat/completions alone"
+                "POST /v1/responses: the policy answers at POST /v1/chat/completions and /v1/messages"
             )
         assert session.refusal.startswith("POST /v1/responses")
 
@@ -267,7 +277,6 @@ async def test_a_key_opens_nothing_after_its_episode() -> None:
 
 async def test_openais_own_client_reads_answers_streams_and_errors() -> None:
     openai = pytest.importorskip("openai")
-    from olmorl.actors.episodes.chat_request import Refused
 
     async def refused() -> Any:
         raise Refused("This model's maximum context length is 9 tokens.", code="context_length_exceeded")
@@ -304,6 +313,15 @@ async def test_an_error_of_the_endpoint_is_a_fault_of_the_episode(caplog: pytest
     assert "the endpoint failed at a request of an agent" in caplog.text
 
 
+async def test_a_request_that_is_larger_than_any_is_too_long_and_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("olmorl.actors.episodes.endpoint.LARGEST_REQUEST", 1 << 20)
+    async with served(made) as (client, url, session):
+        async with client.post(f"{url}/chat/completions", data=b" " * (2 << 20)) as reply:
+            assert reply.status == 400
+            assert (await reply.json())["error"]["message"] == "the request has over 1 MiB"
+        assert (session.fault, session.asked) == ("", [])
+
+
 async def test_a_stream_that_waits_gets_comments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("olmorl.actors.episodes.endpoint.COMMENT_S", 0.05)
 
@@ -316,3 +334,70 @@ async def test_a_stream_that_waits_gets_comments(monkeypatch: pytest.MonkeyPatch
         async with client.post(f"{url}/chat/completions", json=body) as reply:
             text = await reply.text()
         assert text.startswith(": the policy answers\n\n") and text.endswith("data: [DONE]\n\n")
+
+
+TOOL = {"name": "add", "description": "Adds.", "input_schema": {"type": "object"}}
+
+
+@pytest.mark.doors
+async def test_an_agent_that_speaks_anthropics_api_continues_its_conversation(draw: Make) -> None:
+    """With thinking and a call, streamed and not; what it sends back is what it was given."""
+    endpoint, clock = Endpoint("tool", 400), LoopClock()
+    engine = FakeEngine(FAST, max_running=8, max_model_len=400)
+    prompt = draw(0, group_size=1, episode=EpisodeStart())
+    engine._versions, engine._since = [prompt.min_version], [0]  # started
+    work = LeasedGroup(Lease(prompt=prompt, lease_id="1", owner="a0", deadline=0.0))
+    await endpoint.start()
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            session = AgentSession(
+                engine, play(""), clock, work, "e", Sampling(max_tokens=50), tasks=tasks,
+                note_waiting=lambda is_waiting: None,
+            )  # fmt: skip
+            with endpoint.serving(session) as key:
+                async with aiohttp.ClientSession(headers={"x-api-key": key}) as client:
+                    history = await converse(client, f"{endpoint.url}/messages")
+    finally:
+        await endpoint.stop()
+    assert [turn.parent for turn in session.turns.turns] == [-1, 0, 1]
+    assert not session.fault and [one["role"] for one in history] == ["user", "assistant"] * 3
+
+
+async def converse(client: aiohttp.ClientSession, url: str) -> list[dict[str, Any]]:
+    history: list[dict[str, Any]] = [{"role": "user", "content": "begin"}]
+    asked = {"model": "policy", "max_tokens": 50, "system": "Be brief.", "tools": [TOOL], "messages": history}
+    for is_stream in (False, True, False):
+        async with client.post(url, json={**asked, "stream": is_stream}) as reply:
+            assert reply.status == 200
+            content = streamed(await reply.text()) if is_stream else (await reply.json())["content"]
+        thought, said, call = content
+        assert (thought["thinking"], said["text"][:6], call["name"], call["input"]) == (
+            "hm", "answer", "add", {"a": 1, "b": 2}
+        )  # fmt: skip
+        history.append({"role": "assistant", "content": content})
+        if len(history) < 6:
+            history.append(
+                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": call["id"], "content": "3"}]}
+            )
+    for body, what in (({**asked, "messages": 7}, "messages API"), ({**asked, "stop_sequences": [""]}, "stop")):
+        async with client.post(url, json=body) as reply:
+            assert reply.status == 400 and what in (await reply.json())["error"]["message"]
+    return history
+
+
+def streamed(text: str) -> list[dict[str, Any]]:
+    """The content of a stream of the messages API, put together as its clients do."""
+    events = [json.loads(line.removeprefix("data: ")) for line in text.splitlines() if line.startswith("data: ")]
+    blocks: list[dict[str, Any]] = [
+        event["content_block"] for event in events if event["type"] == "content_block_start"
+    ]
+    for event in events:
+        if event["type"] == "content_block_delta":
+            block, delta = blocks[event["index"]], event["delta"]
+            kind = delta["type"].removesuffix("_delta")
+            block["arguments" if kind == "input_json" else kind] = delta.get("partial_json") or delta.get(kind)
+    for block in blocks:
+        if block["type"] == "tool_use":
+            block["input"] = json.loads(block.pop("arguments"))
+    assert [event["type"] for event in events][-2:] == ["message_delta", "message_stop"]
+    return blocks

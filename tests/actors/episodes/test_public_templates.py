@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +55,11 @@ LEFT_OUT = {"lfm2": "the call", "gptoss": "the text", "muse_glimmer": "the text"
 """What a template leaves out of an earlier answer when an agent has rewritten its history."""
 
 
-def opened(path: Path) -> tuple[Any, list[str]]:
-    """A tokenizer with the template, and the stop tokens."""
+def opened(path: Path, marks: Sequence[str] = ()) -> tuple[Any, list[str]]:
+    """A tokenizer with the template and these special tokens more, and the stop tokens."""
     template = path.read_text(encoding="utf-8")
     stops = next(stops for start, stops in STOPS.items() if path.stem.startswith(start))
-    return tokenizer_of(template, ["<bos>", *stops, *MARK.findall(template)], stops[0]), stops
+    return tokenizer_of(template, ["<bos>", *stops, *MARK.findall(template), *marks], stops[0]), stops
 
 
 def left_out(path: Path) -> str:
@@ -86,7 +87,8 @@ def judged(path: Path, role: str | None, *, users: bool = True) -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_every_template_is_exact_or_refused_with_its_reason(tmp_path: Path) -> None:
-    templates = sorted(path for path in of_trl(tmp_path).glob("*.jinja") if not path.stem.endswith("_training"))
+    folder = installed(tmp_path, PACKAGE) / "trl" / "chat_templates"
+    templates = sorted(path for path in folder.glob("*.jinja") if not path.stem.endswith("_training"))
     assert len(templates) == 41
     for path in templates:
         replies = judged(path, None)
@@ -100,16 +102,16 @@ def assert_expected(name: str, refused: str, expected: dict[str, str]) -> None:
     assert re.search(expected.get(name, "^$"), refused), f"{name}: {refused or 'exact'}"
 
 
-def of_trl(folder: Path) -> Path:
-    """Install TRL alone, and return the folder of its templates. The test is skipped where it cannot be installed."""
+def installed(folder: Path, *packages: str) -> Path:
+    """Install packages in the folder, without what they need. The test is skipped where that cannot be done."""
     uv = shutil.which("uv", path=str(Path(sys.executable).parent)) or shutil.which("uv")
     if uv is None:
         pytest.skip("uv is not installed")
-    command = [uv, "pip", "install", "--python", sys.executable, "--no-deps", "--target", str(folder), PACKAGE]
+    command = [uv, "pip", "install", "--python", sys.executable, "--no-deps", "--target", str(folder), *packages]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     if done.returncode:
-        pytest.skip(f"TRL cannot be installed: {done.stderr.strip()[-300:]}")
-    return folder / "trl" / "chat_templates"
+        pytest.skip(f"{' '.join(packages)} cannot be installed: {done.stderr.strip()[-300:]}")
+    return folder
 
 
 def main(folder: Path) -> None:

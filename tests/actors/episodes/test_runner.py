@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from olmorl.actors.episodes.fake_environments import FakeEnvironment, FakeEnviro
 from olmorl.actors.episodes.runner import Play
 from olmorl.actors.fake_engine import FakeEngine
 from olmorl.clock import run_simulated
+from olmorl.errors import PromptRefused
 from olmorl.messages import ENVIRONMENT, Completion, EpisodeStart, Failure, Group, Prompt, Verdict, Version
 from olmorl.simulation import Simulation
 
@@ -138,6 +140,33 @@ def test_a_bad_call_ends_the_episode_and_is_scored(service: Make, draw: Make) ->
     for completion in group.completions:
         assert (completion.exit, len(completion.turns), completion.reward is None) == ("bad_call", 1, False)
         assert completion.turns[0].reply["bad_call"] == "2 begun and 1 read"
+
+
+def test_a_reply_that_no_tokens_can_hold_is_too_long_and_scored(service: Make, draw: Make) -> None:
+    class Long(FakeRenderer):
+        def added(self, *_: Any) -> Any:
+            raise PromptRefused("a text of 9000 characters has over 400 tokens")
+
+    group, _ = run(service, draw(0, episode=EPISODE), play(FakeEnvironments(turns=3))._replace(renderer=Long()))
+    for completion in group.completions:
+        assert (completion.exit, len(completion.turns), completion.reward is None) == ("too_long", 1, False)
+
+
+async def test_the_actor_goes_on_while_a_long_text_is_read(service: Make, draw: Make) -> None:
+    readers: set[str] = set()
+
+    class Slow(FakeRenderer):
+        def added(self, *reads: Any) -> Any:
+            readers.add(threading.current_thread().name)
+            return super().added(*reads)
+
+    fast = Simulation(tokens_per_s=2000, batch_slowdown=0, mean_tokens=20, tail=0, update_s=0.01)
+    s = service(simulation=fast, play=play(FakeEnvironments(turns=3))._replace(renderer=Slow()))
+    await s.push(draw(0, episode=EPISODE))
+    async with s.running(s.actor()):
+        (group,) = await s.results(1)
+    assert [len(one.turns) for one in group.completions] == [3] * 4
+    assert readers == {"tokenizer_0"}
 
 
 def test_an_episode_is_played_again_when_its_environment_fails_and_its_tokens_are_lost(

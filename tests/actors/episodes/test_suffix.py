@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from olmorl.actors.episodes.suffix import TemplateRenderer, TemplateUnfit
 from olmorl.actors.episodes.template_check import call, faults
 from olmorl.deploy.demo.tiny_model import CHAT_TEMPLATE, END
-from olmorl.errors import EnvironmentFailed
+from olmorl.errors import EnvironmentFailed, PromptRefused
 from olmorl.messages import Completion, Span, Version
 
 SPECIAL = (
@@ -314,6 +314,22 @@ def test_an_answer_that_ended_without_a_stop_token_gets_one() -> None:
     assert tokenizer.decode(added) == "<|im_end|>\n<|im_start|>user\ngo on<|im_end|>\n<|im_start|>assistant\n"
     closed = answered([*cut.token_ids.tolist(), tokenizer.convert_tokens_to_ids("<|im_end|>")])
     assert tokenizer.decode(renderer.added(asked, reply, user, closed)) == tokenizer.decode(added[1:])
+
+
+def test_a_text_that_is_too_long_whatever_its_tokens_are_is_refused_unread() -> None:
+    tokenizer = tokenizer_of(CHATML)
+    counted = CountedTokenizer(tokenizer)
+    stop = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    renderer = TemplateRenderer(counted, [stop], longest=100)
+    most = 100 * max(map(len, tokenizer.get_vocab()))
+    asked, reply = [{"role": "user", "content": "?"}], {"role": "assistant", "content": "x"}
+    for messages in ([{"role": "user", "content": "a" * most}], [{"role": "user", "content": "a" * 10_000_000}]):
+        with pytest.raises(PromptRefused, match="characters has over 100 tokens"):
+            renderer.added(asked, reply, messages, answered([stop]))
+        with pytest.raises(PromptRefused, match="characters has over 100 tokens"):
+            renderer.prompt(messages)
+    assert counted.num_tokens == 0
+    assert len(renderer.prompt([{"role": "user", "content": "a" * 200}])) > 0, "the run refuses it by its tokens"
 
 
 def test_the_prompt_of_a_conversation_has_the_system_prompt_and_the_values_of_the_run() -> None:

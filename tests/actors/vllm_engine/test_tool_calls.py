@@ -46,6 +46,8 @@ def test_calls_are_read_with_the_text_before_them(hermes: ToolCallParser) -> Non
         "<tool_call>nothing",
         '<tool_call>{"name": "add", "arguments": [1]}</tool_call>',
         '<tool_call>{"name": "add"}</tool_call>',
+        '<tool_call>{"name": "add", "arguments": {"a": 99999999999999999999}}</tool_call>',  # no message carries it
+        '<tool_call>{"name": "add", "arguments": {"a": "\\ud800"}}</tool_call>',
     ],
 )
 def test_a_bad_call_is_named_and_floods_no_log(

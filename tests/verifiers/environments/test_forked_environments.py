@@ -125,11 +125,26 @@ async def test_replies_and_openings_may_be_texts_messages_or_lists(environments:
         await world.close()
 
 
+@pytest.mark.parametrize(("parameters", "found"), [("", "nothing"), (", level", "5"), (", level, other=2", "5")])
+async def test_reset_may_name_the_columns_that_it_reads(environments: Open, parameters: str, found: str) -> None:
+    code = (
+        "class World:\n"
+        f"    def reset(self{parameters}): self.text = str(locals().get('level', 'nothing'))\n"
+        "    def step(self, reply): return self.text\n"
+    )
+    async with environments(code) as made:
+        world = made.open()
+        assert await world.reset(prompt(level=5), 0) is None
+        assert (await world.step(REPLY)).messages == [{"role": "user", "content": found}]
+        await world.close()
+
+
 @pytest.mark.parametrize(
     ("body", "cause"),
     [
         ("raise OSError('the server is gone')", "step: OSError: the server is gone"),
         ("return 7", "step: TypeError: an environment replies with a text, messages or None, not with '7'"),
+        ("return {'role': 'tool', 'content': None}", "step: TypeError: an environment replies with a text, messages"),
         ("import time; time.sleep(60)", r"step took longer than episodes.timeout_s = 0.5"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", r"its process ended in step \(signal 9\)"),
         ("self.much = bytearray(1 << 30)", "step exceeded its memory"),
@@ -259,6 +274,48 @@ async def test_the_public_methods_of_an_environment_without_step_are_its_tools(
     assert schema["function"]["parameters"]["properties"] == {
         "number": {"type": "integer", "description": "The number."}
     }
+
+
+ODD = '''
+import asyncio
+
+class World:
+    def nothing(self) -> None:
+        """Returns nothing."""
+
+    def raw(self) -> bytes:
+        """Returns bytes."""
+        return bytes([255])
+
+    def half(self) -> str:
+        """Returns half of a surrogate pair, as names of files may have it."""
+        return chr(0xD800) + "x"
+
+    def wrong(self) -> str:
+        """Raises it."""
+        raise ValueError(chr(0xD800))
+
+    async def later(self) -> str:
+        """Takes a while."""
+        await asyncio.sleep(0.01)
+        return "later"
+
+    def close(self):
+        raise RuntimeError("it closes badly")
+'''
+
+
+async def test_whatever_a_tool_returns_is_a_text_and_a_bad_close_costs_its_process_alone(environments: Open) -> None:
+    async with environments(ODD) as made:
+        world = made.open()
+        await world.reset(prompt(), 0)
+        process = psutil.Process(world._worker.pid)
+        step = await world.step(calls(*((name, {}) for name in ("nothing", "raw", "wrong", "half", "later"))))
+        assert [one["content"] for one in step.messages] == [
+            "None", "b'\\xff'", "Error: ValueError: \\ud800", "\\ud800x", "later"
+        ]  # fmt: skip
+        await world.close()
+        assert await asyncio.to_thread(psutil.wait_procs, [process], 5) == ([process], [])
 
 
 def test_the_counts_have_a_bounded_number_of_tools() -> None:

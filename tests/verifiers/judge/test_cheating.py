@@ -7,11 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from msgspec import UNSET
+from msgspec.structs import replace
 
 from olmorl.config import Judge
 from olmorl.errors import ConfigError
-from olmorl.messages import Prompt
+from olmorl.messages import Completion, Episode, Prompt, Turn
 from olmorl.verifiers.judge.heuristics import parse
 from olmorl.verifiers.judge.judge_question import JudgeQuestion
 from olmorl.verifiers.judge.judge_template import fill
@@ -227,6 +230,43 @@ def test_a_template_that_would_leave_the_judge_blind(text: str | None, says: str
         path.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match=says.replace("{", r"\{")):
         JudgeQuestion(Judge(reference_template=path), with_reference=True)
+
+
+async def test_a_template_may_ask_about_all_turns_of_an_episode(
+    tmp_path: Path, asker: Callable[..., Any], make_prompt: Callable[..., Prompt]
+) -> None:
+    path = tmp_path / "template.txt"
+    path.write_text("Q: {question}\nA: {transcript}", encoding="utf-8")
+    rule = asker(template=path).rules["general-quality"]
+
+    async def asked(completion: Completion) -> str:
+        """The first question about an episode, without its secret."""
+        made: list[Any] = []
+        request = rule._question.request
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(rule._question, "request", lambda *given: made.append(request(*given)) or made[-1])
+            await rule.verify_row(make_prompt(messages=REQUEST), completion, "Paris", None)
+        return str(made[0]["messages"][0]["content"])
+
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": {"a": 3}}}
+    replies = [{"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "assistant", "content": "Paris"}]
+    results = [[], [{"role": "tool", "content": "7 <|im_end|>" + "x" * 40_000}]]
+    turns = [
+        Turn(kept=2, added=np.zeros(0, np.int32), start=n, end=n + 1, finish_reason="stop", reply=reply, messages=read)
+        for n, (reply, read) in enumerate(zip(replies, results, strict=True))
+    ]
+    long = Completion(
+        index=0, token_ids=np.arange(2, dtype=np.int32), logprobs=np.zeros(2, np.float32), spans=(),
+        finish_reason="stop", text="Paris", episode=Episode(turns=tuple(turns), exit="done"),
+    )  # fmt: skip
+    question = await asked(long)
+    assert question.startswith(f"Q: {REQUEST}\nA: ") and len(question) < 33_000
+    assert question.endswith("x\n\nassistant: Paris\n"), "the end of one that is too long"
+    turns[1] = replace(turns[1], messages=[{"role": "tool", "content": "7 <|im_end|>"}])
+    short = replace(long, episode=Episode(turns=tuple(turns), exit="done"))
+    said = 'assistant: \nadd({"a": 3})\n\ntool: 7 < |im_end|>\n\nassistant: Paris'
+    assert await asked(short) == f"Q: {REQUEST}\nA: \n{said}\n"
+    assert await asked(replace(long, episode=UNSET)) == f"Q: {REQUEST}\nA: \nParis\n", "a single answer is its own"
 
 
 def test_a_template_of_ones_own(tmp_path: Path, make_prompt: Callable[..., Prompt]) -> None:

@@ -79,18 +79,20 @@ def _believed(self: Remote, operation: str, other: Remote) -> bool:
 
 
 def _ordered(self: Remote, operation: str, other: Remote) -> bool:
-    """Whether one object always comes before another, and the other never before it. They are asked in random order."""
-    answers: dict[bool, set[Any]] = {True: set(), False: set()}
-    for forward in random.SystemRandom().sample((True, True, False), 3):
+    """Whether one object comes before another, and the other never before it. Both are asked twice, in random order."""
+    backwards = False
+    for forward in random.SystemRandom().sample((True, True, False, False), 4):
         pair = (self, other) if forward else (other, self)
         try:
-            answers[forward].add(apply(self, "agreed", operation, *pair))
+            holds = apply(self, "agreed", operation, *pair) is True
         except Exception:  # the other may have no order
             if forward:
                 raise
-    if True not in answers[True]:
-        return False
-    return _decided(None if True in answers[False] or len(answers[True]) > 1 else True)
+            holds = False
+        if forward and not holds:
+            return False
+        backwards |= holds and not forward
+    return _decided(None if backwards else True)
 
 
 def _decided(outcome: Any) -> bool:

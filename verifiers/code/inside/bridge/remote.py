@@ -40,7 +40,7 @@ class Remote:
 
     def __init__(self, peer: Peer, number: int, base: Any, kind: type | None = None) -> None:
         born = min(peer.codec.messages, peer.codec.actor_born or sys.maxsize)  # what an object gives is as old as it is
-        values = base, born, frozenset(), kind, False, "", number, peer, False
+        values: Any = base, born, frozenset(), kind, False, "", number, peer, False
         for key, value in zip(Remote.__slots__[1:], values, strict=True):
             object.__setattr__(self, key, value)
 

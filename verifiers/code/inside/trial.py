@@ -16,6 +16,7 @@ import time
 from typing import Any
 
 from olmorl.verifiers.code.inside import program
+from olmorl.verifiers.code.inside.bridge.expected_objects import ExpectedObjects
 from olmorl.verifiers.code.inside.bridge.peer import Gone, MessageLink
 from olmorl.verifiers.code.inside.isolation import syscalls
 from olmorl.verifiers.code.inside.isolation.restrictions import Restrictions, SandboxSetup
@@ -47,9 +48,12 @@ def run_test(
     restrictions.restrict()
     report = MessageLink(end)
     try:
-        text, given = report.receive(), report.receive()
-        trial = Trial(program, MessageLink(ours), setup)
-        result = trial.run_script(text, given, pipes) if pipes is not None else trial.run_assertions(text, given)
+        text, given, altered = report.receive(), report.receive(), json.loads(report.receive())
+        trial, expected = Trial(program, MessageLink(ours), setup), ExpectedObjects(*altered)
+        if pipes is not None:
+            result = trial.run_script(text, given, pipes)
+        else:
+            result = trial.run_assertions(text, given, expected)
     except MemoryError:
         result = {"outcome": "memory", "detail": "the test exceeded its memory limit"}
     # Text of the program may contain lone surrogates, which strict JSON readers refuse.
@@ -82,14 +86,14 @@ class Trial:
         self._link = link
         self._setup = setup
 
-    def run_assertions(self, text: bytes, test: bytes) -> dict[str, Any]:
+    def run_assertions(self, text: bytes, test: bytes, expected: ExpectedObjects) -> dict[str, Any]:
         limit = self._setup.output_kib << 10
-        outcome, detail = runner.judge(self._link, text, test.decode("utf-8", "surrogatepass"), limit)
+        outcome, detail = runner.judge(self._link, text, test.decode("utf-8", "surrogatepass"), expected, limit)
         if outcome == "gone":
             # After an invalid message the program may still run. The kernel kills it when this process ends.
             left = "failed", "the program exited before the test was over"
             outcome, detail = (self._how_it_ended() or left) if self._has_ended() else ("failed", detail)
-        return {"outcome": outcome, "detail": detail}
+        return {"outcome": outcome, "detail": detail, "expected": sorted(expected.equal)}
 
     def run_script(self, text: bytes, given: bytes, pipes: Pipes) -> dict[str, Any]:
         """Collect the output of the program. The actor compares it with the expected output."""

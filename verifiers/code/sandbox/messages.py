@@ -13,15 +13,20 @@ class ProgramTest(msgspec.Struct, frozen=True):
     program: str
     test: str = ""
     stdin: str | None = None
+    altered: tuple[int, ...] = ()
+    """The objects that the test makes with other arguments, by the order in which it makes them."""
+    step: int = 0
+    """How far these arguments differ: see `ExpectedObjects`."""
 
     @property
     def role(self) -> str:
         return "assert" if self.stdin is None else "stdio"
 
-    def parts(self) -> tuple[bytes, bytes]:
-        """The program and its assertions or input, as bytes. The texts may contain lone surrogates."""
+    def parts(self) -> tuple[bytes, bytes, bytes]:
+        """The program, its assertions or input, and how they are altered. The texts may contain lone surrogates."""
         given = self.test if self.stdin is None else self.stdin
-        return self.program.encode("utf-8", "surrogatepass"), given.encode("utf-8", "surrogatepass")
+        texts = self.program.encode("utf-8", "surrogatepass"), given.encode("utf-8", "surrogatepass")
+        return *texts, msgspec.json.encode((self.altered, self.step))
 
 
 class RunReport(msgspec.Struct, frozen=True):
@@ -30,6 +35,8 @@ class RunReport(msgspec.Struct, frozen=True):
     outcome: Literal["passed", "failed", "printed", "label", "memory", "time", "output"]
     detail: str = ""
     output: bytes = b""
+    expected: tuple[int, ...] = ()
+    """The objects that the test made and an answer equalled: see `ExpectedObjects`."""
 
 
 class ProcessEnd(msgspec.Struct, frozen=True):

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from typing import TypeGuard
+
+import msgspec
 
 from olmorl.clock import Clock, SystemClock
 from olmorl.config import Verifiers
 from olmorl.verifiers.check_outcomes import Counters, Done, Failed, Limit
+from olmorl.verifiers.code.inside.bridge.expected_objects import STEPS
 from olmorl.verifiers.code.inside.isolation.restrictions import longest_s
 from olmorl.verifiers.code.sandbox import tiers
 from olmorl.verifiers.code.sandbox.messages import ProcessEnd, ProgramTest, RunReport
@@ -76,7 +80,7 @@ class Sandbox:
         """
         async with self._permits:
             started = self._clock.now()
-            outcome = await self._attempts(job)
+            outcome = await self._decided(job)
             spent = self._clock.now() - started
         self.counters.add(Done(None) if isinstance(outcome, RunReport) else outcome, spent)
         return outcome, spent
@@ -86,6 +90,19 @@ class Sandbox:
         self._closed = True
         await asyncio.gather(*(process.close() for process in self._idle), *(process.kill() for process in self._busy))
         self._idle.clear()
+
+    async def _decided(self, job: ProgramTest) -> RunReport | Limit | Failed:
+        """Run a test. One that passed must fail when it expects other objects."""
+        outcome = await self._attempts(job)
+        if not _passed(outcome) or not outcome.expected:
+            return outcome
+        for step in range(len(STEPS)):
+            other = await self._attempts(msgspec.structs.replace(job, altered=outcome.expected, step=step))
+            if isinstance(other, Failed):
+                return other
+            if _passed(other):
+                return RunReport("failed", "the test passes when it expects other objects as well")
+        return RunReport("passed")
 
     async def _attempts(self, job: ProgramTest) -> RunReport | Limit | Failed:
         strikes = failures = 0
@@ -176,3 +193,7 @@ class Sandbox:
         if _VETTED[name]:
             await process.close()
             raise SandboxStartFailed(f"it lets attacks through: {', '.join(_VETTED[name])}")
+
+
+def _passed(outcome: RunReport | Limit | Failed) -> TypeGuard[RunReport]:
+    return isinstance(outcome, RunReport) and outcome.outcome == "passed"

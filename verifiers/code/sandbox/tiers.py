@@ -23,10 +23,10 @@ _FOLDER = Path(__file__).parent.parent / "inside"
 SENT = (
     "isolation.syscalls", "isolation.landlock", "isolation.seccomp", "isolation.restrictions",
     "bridge.standard_library", "bridge.copied_values", "bridge.codec", "bridge.coroutines", "bridge.function_stubs",
-    "bridge.peer", "bridge.self_comparison", "bridge.program_handles", "bridge.remote", "bridge.operators",
-    "bridge.tester_handles", "bridge.streams", "testing.name_uses", "testing.coverage", "testing.name_lookup",
-    "testing.pytest_stand_in", "testing.fixtures", "testing.collection", "testing.runner", "program", "pipes", "trial",
-    "fork_server",
+    "bridge.peer", "bridge.self_comparison", "bridge.program_handles", "bridge.remote", "bridge.expected_objects",
+    "bridge.operators", "bridge.tester_handles", "bridge.streams", "testing.name_uses", "testing.coverage",
+    "testing.name_lookup", "testing.pytest_stand_in", "testing.fixtures", "testing.collection", "testing.runner",
+    "program", "pipes", "trial", "fork_server",
 )  # fmt: skip
 """The modules that a sandbox is sent, each after the modules that it imports."""
 NOBODY = 65534

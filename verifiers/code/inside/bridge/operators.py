@@ -10,12 +10,14 @@
 from __future__ import annotations
 
 import operator
+import random
 from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
 from olmorl.verifiers.code.inside.bridge.remote import MISSING, Remote, apply, handle_of
+from olmorl.verifiers.code.inside.bridge.self_comparison import chosen
 
 _NUMBERS = (int, float, complex, Decimal, Fraction)
 _BINARY = {
@@ -64,7 +66,33 @@ def _equals(self: Remote, other: object) -> Any:
 
 def _believed(self: Remote, operation: str, other: Remote) -> bool:
     """Whether a comparison of two objects of the program holds. Raises AssertionError if it is not believed."""
-    return _decided(apply(self, "agreed", operation, self, other))
+    expected = [(each, each._remote_expected) for each in (self, other)]
+    if operation in ("lt", "gt"):
+        holds = _ordered(self, operation, other)
+    else:
+        holds = _decided(apply(self, "agreed", operation, self, other))
+    for each, number in expected:
+        object.__setattr__(each, "_remote_expected", number)
+    if holds and operation == "eq" and self is not other:
+        self._remote_peer.expected.compared(self, other)
+    return holds
+
+
+def _ordered(self: Remote, operation: str, other: Remote) -> bool:
+    """Whether one object comes before another, and the other never before it. Both are asked twice, in random order."""
+    backwards = False
+    for forward in random.SystemRandom().sample((True, True, False, False), 4):
+        pair = (self, other) if forward else (other, self)
+        try:
+            holds = apply(self, "agreed", operation, *pair) is True
+        except Exception:  # the other may have no order
+            if forward:
+                raise
+            holds = False
+        if forward and not holds:
+            return False
+        backwards |= holds and not forward
+    return _decided(None if backwards else True)
 
 
 def _decided(outcome: Any) -> bool:
@@ -82,8 +110,10 @@ def _differs(self: Remote, other: object) -> Any:
 
 
 def _contains(self: Remote, item: Any) -> bool:
-    if self._remote_made or isinstance(item, Remote):
+    if isinstance(item, Remote):
         return _decided(apply(self, "contains", self, item))
+    if self._remote_made and apply(self, "hasattr", self, "__contains__"):
+        return _decided(chosen(self, item, lambda container, each: apply(self, "contains", container, each)))
     return any(item is each or item == each for each in self)
 
 

@@ -66,6 +66,10 @@ class Peer:
         self.turns = Turns(self.ask)
         self.missed: Callable[[str], None] = lambda name: None
         """Called with the name of an attribute that an object of the other side lacks."""
+        self.skips: Callable[[int], bool] = lambda line: False
+        """Whether an error at a line of the test keeps an assertion from running."""
+        self.expected: Any = None
+        """The `ExpectedObjects` of a test."""
 
     def ask(self, verb: str, *values: Any, actor_born: int = 0) -> Any:
         """Call the other side. Raises its exception, CodecError for values that cannot be sent, or Gone.

@@ -34,13 +34,13 @@ class Remote:
     """A proxy of one object of the program. Every operation on it runs in the program process."""
 
     __slots__ = (
-        "__weakref__", "_remote_base", "_remote_born", "_remote_kind", "_remote_made", "_remote_name", "_remote_number",
-        "_remote_peer", "_remote_told",
+        "__weakref__", "_remote_base", "_remote_born", "_remote_expected", "_remote_kind", "_remote_made",
+        "_remote_name", "_remote_number", "_remote_peer", "_remote_told",
     )  # fmt: skip
 
     def __init__(self, peer: Peer, number: int, base: Any, kind: type | None = None) -> None:
         born = min(peer.codec.messages, peer.codec.actor_born or sys.maxsize)  # what an object gives is as old as it is
-        values = base, born, kind, False, "", number, peer, False
+        values: Any = base, born, frozenset(), kind, False, "", number, peer, False
         for key, value in zip(Remote.__slots__[1:], values, strict=True):
             object.__setattr__(self, key, value)
 
@@ -90,7 +90,7 @@ class Remote:
         return apply(self, "__enter__", self)
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> bool:
-        return apply(self, "__exit__", self, kind, error, None) is True and not _judges(kind)
+        return apply(self, "__exit__", self, kind, error, None) is True and not self._judges(kind, trace)
 
     def __await__(self) -> Any:
         return coroutine(self).__await__()
@@ -105,7 +105,12 @@ class Remote:
         return apply(self, "__aenter__", self)
 
     async def __aexit__(self, kind: Any, error: Any, trace: Any) -> bool:
-        return await apply(self, "__aexit__", self, kind, error, None) is True and not _judges(kind)
+        return await apply(self, "__aexit__", self, kind, error, None) is True and not self._judges(kind, trace)
+
+    def _judges(self, kind: Any, trace: Any) -> bool:
+        """Whether an assertion failed, or did not run for an error. No object of the program may suppress that."""
+        failed = isinstance(kind, type) and issubclass(kind, AssertionError)
+        return failed or (trace is not None and self._remote_peer.skips(trace.tb_lineno))
 
     def __format__(self, spec: str) -> str:
         return str(apply(self, "format", self, spec))
@@ -129,11 +134,14 @@ class RemoteCallable(Remote):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            return self._remote_peer.ask("call", self, args, kwargs, actor_born=self._remote_born)
+            found = self._remote_peer.ask("call", self, args, kwargs, actor_born=self._remote_born)
         except StopIteration as stop:
             if self._remote_name in _SEND_STOPS:
                 raise
             raise RuntimeError("the program raised StopIteration") from stop
+        if self._remote_born == 0:
+            self._remote_peer.expected.answered(found)
+        return found
 
 
 class RemoteClass(RemoteCallable):
@@ -147,6 +155,7 @@ class RemoteClass(RemoteCallable):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         now = self._remote_peer.codec.messages
+        expected, args, kwargs = self._remote_peer.expected.arguments(args, kwargs)
         found = super().__call__(*args, **kwargs)
         if self._remote_name[:1].isupper() and (handle := handle_of(found)) is not None:
             if not handle._remote_made and handle._remote_born <= now and apply(handle, "is_shared", handle):
@@ -154,6 +163,7 @@ class RemoteClass(RemoteCallable):
                 base, kind = handle._remote_base, handle._remote_kind
                 handle = type(handle)(handle._remote_peer, handle._remote_number, base, kind)
             object.__setattr__(handle, "_remote_made", True)
+            object.__setattr__(handle, "_remote_expected", expected)
             return handle
         return found
 
@@ -224,11 +234,6 @@ def _based(base: type) -> type:
 def apply(remote: Remote, operation: str, *operands: Any) -> Any:
     """Run an operation in the program process."""
     return remote._remote_peer.ask("apply", operation, *operands, actor_born=remote._remote_born)
-
-
-def _judges(kind: Any) -> bool:
-    """Whether an exception is a failed assertion, which no object of the program may suppress."""
-    return isinstance(kind, type) and issubclass(kind, AssertionError)
 
 
 for _proxy in (Remote, RemoteCallable, RemoteClass):

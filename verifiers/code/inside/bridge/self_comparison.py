@@ -12,7 +12,8 @@ objects of the same classes made with other arguments, and copies with other att
 - neither object was changed by anything that the test made later: a constructor is told the expected value.
 
 An order is believed if it holds in one direction only. A comparison that is not believed is neither true nor false, so
-a test that expects either fails. Runs in the program's process, where the test does not see it.
+a test that expects either fails. This runs in the program's process, which may patch it. So the test process asks about
+plain items and both directions itself, and expects other objects: see `operators` and `expected_objects`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from typing import Any, NamedTuple
 
 Steps = tuple[tuple[Any, ...], ...]
 STRANGER = "\0stranger"
-_FAR: Steps = ((11, 4), (1013, 338), (-40961, -13653))
+FAR: Steps = ((11, 4), (1013, 338), (-40961, -13653))
 """The amount by which a decoy's first number differs, and how much more each further one does. The amounts change the
 remainder by each number of hours, days, months or letters."""
 _HEAD, _TAIL = slice(0, -1), slice(1, None)
@@ -76,16 +77,16 @@ class _Making(NamedTuple):
     def others(self, steps: Steps) -> list[Any]:
         """Objects made with other arguments."""
         given = [*self.args, *self.kwargs.values()]
-        changed = [list(map(_Altered(step).value, given)) for step in steps]
-        if all(_alike(given, other) for other in changed):
-            changed = [list(map(_Altered(step, STRANGER).value, given)) for step in steps]
+        changed = [list(map(Altered(step).value, given)) for step in steps]
+        if all(alike(given, other) for other in changed):
+            changed = [list(map(Altered(step, STRANGER).value, given)) for step in steps]
         return [made for values in changed if given for made in self._made_with(values)]
 
     def with_other(self, place: int) -> list[Any]:
         """Objects made with another value of one argument."""
         given = [*self.args, *self.kwargs.values()]
-        others = [_Altered(step).value(given[place]) for step in (*_NEAR, *_FAR)]
-        changed = [[*given[:place], other, *given[place + 1 :]] for other in others if not _alike(given[place], other)]
+        others = [Altered(step).value(given[place]) for step in (*_NEAR, *FAR)]
+        changed = [[*given[:place], other, *given[place + 1 :]] for other in others if not alike(given[place], other)]
         return [made for values in changed for made in self._made_with(values)]
 
     def _made_with(self, values: list[Any]) -> list[Any]:
@@ -99,7 +100,7 @@ class _Making(NamedTuple):
     def still(self, value: Any) -> bool:
         """Whether the object is as the class made it."""
         try:
-            return isinstance(self.call, type) and _alike(self.call(*self.args, **self.kwargs), value)
+            return isinstance(self.call, type) and alike(self.call(*self.args, **self.kwargs), value)
         except Exception:  # the class makes it only once
             return False
 
@@ -143,7 +144,7 @@ class Doubt:
                 if self._is_unchanged(number):
                     self._watched[number] = MISSING
             elif content is MISSING:
-                self._watched[number] = _Altered(_SAME, kept=self._numbers).value(_content(value))
+                self._watched[number] = Altered(_SAME, kept=self._numbers).value(_content(value))
 
     def _age(self, actor: Any) -> int:
         """A class is the youngest, because it makes what is younger than all."""
@@ -178,13 +179,13 @@ class Doubt:
         content = self._watched.get(number, MISSING)
         if content is MISSING:  # either it may have changed, or its class got an equality late
             return number in self._watched or not _is_comparable(type(self._objects[number]))
-        return _alike(content, _content(self._objects[number]))
+        return alike(content, _content(self._objects[number]))
 
     def is_shared(self, value: Any) -> bool:
         """Whether a class made an object again: it changed it, or makes the same one for other arguments."""
         making = self._made.get(id(value))
         changed = not self._is_unchanged(self._numbers[id(value)])
-        return changed or (making is not None and any(other is value for other in making.others(_FAR)))
+        return changed or (making is not None and any(other is value for other in making.others(FAR)))
 
     def agreed(self, operation: str, first: Any, second: Any) -> bool | None:
         """Whether a comparison holds. None if it holds and is not believed."""
@@ -192,19 +193,16 @@ class Doubt:
         if operation == "eq":
             return self._equal(first, second)
         compare = _ORDERS[operation]
-        if not compare(first, second):
-            return False
-        backwards = _holds(compare, second, first)
-        if operation in ("lt", "gt"):
-            return (not backwards and _holds(compare, first, second)) or None
-        return not backwards or self._orders(compare, first, second) or None
+        holds = bool(compare(first, second))
+        if operation in ("lt", "gt") or not holds:
+            return holds
+        return not _holds(compare, second, first) or self._orders(compare, first, second) or None
 
     def contains(self, container: Any, item: Any) -> bool | None:
         """Whether an object contains an item. None if it claims to contain everything."""
-        if operator.contains(container, item) is not True:
-            return False
-        others = [other for step in _FAR if (other := _Altered(step).value(item)) is not item]
-        return not all(_holds(operator.contains, container, other) for other in others or [STRANGER]) or None
+        if not type(item).__flags__ & _HEAP_TYPE:  # the test asks about other plain items itself
+            return operator.contains(container, item)
+        return chosen(container, item)
 
     def is_instance(self, value: Any, kind: Any) -> bool:
         """Whether an object is of a class, without asking the object. An abstract class may claim it, but not all."""
@@ -221,15 +219,15 @@ class Doubt:
         makings = [self._made.get(id(each)) for each in (first, second)]
         if first is second:
             return not self.is_shared(first) or None
-        alike = _alike(first, second)
+        is_same = alike(first, second)
         by_test = all(making and making.still(each) for making, each in zip(makings, (first, second), strict=True))
         questions = _Questions(first, second)
-        strict = not alike and not by_test
+        strict = not is_same and not by_test
         if not strict and not _EQUAL(first, second):
             return False
         if strict and type(first) is not type(second):
             return None if _EQUAL(first, second) else False
-        steps = (*_NEAR, *_FAR) if strict else _FAR
+        steps = (*_NEAR, *FAR) if strict else FAR
         sides = [questions.add(side, making, steps) for side, making in enumerate(makings)]
         if not any(sides) and not questions.known(STRANGER):
             # Objects without state are equal, if there is only one way to make them.
@@ -244,9 +242,22 @@ class Doubt:
 
     def _orders(self, compare: Compare, first: Any, second: Any) -> bool:
         """Whether the order is believable: some decoy is not both before and after the first object."""
-        families = [family for each in (first, second) for family in _families(each, self._made.get(id(each)), _FAR)]
+        families = [family for each in (first, second) for family in _families(each, self._made.get(id(each)), FAR)]
         decoys = [decoy for family in families for decoy in family]
         return not decoys or any(not (_holds(compare, first, x) and _holds(compare, x, first)) for x in decoys)
+
+
+def chosen(container: Any, item: Any, contains: Compare = operator.contains) -> bool | None:
+    """Whether a container has an item. None if it has all others as well, or changes its mind: all are asked twice."""
+    others = [other for step in FAR if (other := Altered(step).value(item)) is not item] or [STRANGER]
+    answers: list[dict[int, bool]] = [{}, {}]
+    for given in answers:
+        for place in random.SystemRandom().sample(range(len(others) + 1), len(others) + 1):
+            if place < len(others):
+                given[place] = _holds(contains, container, others[place])
+            elif contains(container, item) is not True:
+                return False
+    return (answers[0] == answers[1] and not all(answers[0].values())) or None
 
 
 class _Questions:
@@ -261,7 +272,7 @@ class _Questions:
         self.equal = False
         """Whether the objects were equal each time."""
         pair = _copies(first, second)
-        self._copied = all(map(_alike, pair, (first, second)))
+        self._copied = all(map(alike, pair, (first, second)))
         self._pair = pair if self._copied else (first, second)
         self._asked: list[tuple[int, int, Any]] = [(0, 0, None)] * _REPEATED
 
@@ -300,8 +311,8 @@ class _Questions:
         if not decoys or not all(self._equal(side, decoy) for decoy in decoys):
             return False
         own, other, altered = map(_attributes, (self._pair[side], self._pair[1 - side], decoys[0]))
-        recorded = [name for name in own if not _alike(own[name], altered.get(name))]
-        return not recorded or any(not _alike(own[name], other.get(name)) for name in recorded)
+        recorded = [name for name in own if not alike(own[name], altered.get(name))]
+        return not recorded or any(not alike(own[name], other.get(name)) for name in recorded)
 
     def _equal(self, side: int, decoy: Any) -> bool:
         kept = self._fresh(self._pair[1 - side])
@@ -320,27 +331,27 @@ def _families(value: Any, making: _Making | None, steps: Steps) -> Iterator[list
         return
     made = making.others(steps) if making is not None else []
     yield _unlike(made, value) or made
-    twins = [twin for step in steps if (twin := _Altered(step).twin(value)) is not None]
-    yield _unlike(twins, value) or [_Altered(step, STRANGER).twin(value) for step in steps if twins]
+    twins = [twin for step in steps if (twin := Altered(step).twin(value)) is not None]
+    yield _unlike(twins, value) or [Altered(step, STRANGER).twin(value) for step in steps if twins]
 
 
 def _unlike(decoys: list[Any], value: Any) -> list[Any]:
-    return [decoy for decoy in decoys if not _alike(decoy, value)]
+    return [decoy for decoy in decoys if not alike(decoy, value)]
 
 
 def _copies(first: Any, second: Any) -> tuple[Any, Any]:
     """Copies of two objects; None for one without state. What they share, their copies share."""
-    same = _Altered(_SAME)
+    same = Altered(_SAME)
     return same.twin(first), same.twin(second)
 
 
-class _Altered:
+class Altered:
     """Values of the same shape with other content; each part is changed by another amount."""
 
     def __init__(self, step: tuple[Any, ...], absent: Any = None, kept: Container[int] = ()) -> None:
         """
         Args:
-            step: one of `_NEAR` or `_FAR`. `_SAME` makes copies with the same content.
+            step: one of `_NEAR` or `FAR`. `_SAME` makes copies with the same content.
             absent: the value in place of None.
             kept: the ids of objects that are not copied.
         """
@@ -447,7 +458,7 @@ def _base(kind: type) -> Any:
     return next(each for each in kind.__mro__ if each in BASES or not each.__flags__ & _HEAP_TYPE)
 
 
-def _alike(first: Any, second: Any) -> bool:
+def alike(first: Any, second: Any) -> bool:
     """Whether two values have the same content, without using methods of the program's classes."""
     try:
         return _same(first, second, set())

@@ -86,6 +86,7 @@ class TesterHandles:
     def name(self, value: Any, encode: Any) -> list[Any]:
         handle = handle_of(value)
         if handle is not None:
+            object.__setattr__(handle, "_remote_expected", frozenset())  # the program may make an answer of it
             return ["yours", handle._remote_number]
         if (number := self._numbers.get(id(value))) is not None:
             return ["yours", number]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import CodeType
 from typing import Any
 
@@ -25,12 +25,19 @@ class Coverage(ast.NodeTransformer):
             if self._judges(node):
                 line = min(each.lineno for each in (node, *node.decorator_list))
                 self._functions.setdefault(node.name, set()).add(line)
+        self._bodies = [
+            _lines(node, self._judges) for node in ast.walk(tree) if isinstance(node, ast.With | ast.AsyncWith)
+        ]
         self._settling = [node for node in ast.walk(tree) if _settles(node)]
         self.visit(tree)
 
     def has_assertion(self, code: CodeType | None) -> bool:
         """Whether it is the code of a function of the test with an assertion."""
         return code is not None and code.co_firstlineno in self._functions.get(code.co_name, ())
+
+    def skips(self, line: int) -> bool:
+        """Whether an error at a line, which ends the innermost `with`, keeps an assertion in it from running."""
+        return line <= max((each for each in self._bodies if each[0] <= line <= each[1]), default=(0, 0, 0))[2]
 
     def visit_For(self, node: ast.For) -> ast.AST:
         if self._judges(node):
@@ -80,6 +87,12 @@ class Coverage(ast.NodeTransformer):
         for item in joined(*items, **options):
             self.turns[number] = 1
             yield item
+
+
+def _lines(node: ast.With | ast.AsyncWith, judges: Callable[[ast.AST], bool]) -> tuple[int, int, int]:
+    """The first and the last line of a body, and the last line of its last statement with an assertion."""
+    asserted = [each.end_lineno or 0 for each in node.body if judges(each)]
+    return node.body[0].lineno, node.end_lineno or 0, max(asserted, default=0)
 
 
 def _settles(node: ast.AST) -> bool:

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from olmorl.verifiers.code.inside.bridge.codec import Codec, CodecError
+from olmorl.verifiers.code.inside.bridge.expected_objects import ExpectedObjects
 from olmorl.verifiers.code.inside.bridge.peer import Gone, MessageLink, Peer
 from olmorl.verifiers.code.inside.bridge.remote import Remote, RemoteClass, Unsupported
 from olmorl.verifiers.code.inside.bridge.streams import TesterStreams
@@ -27,10 +28,13 @@ _DIGITS = 200_000
 """The longest integer that a test writes as text. A program that raises its own limit returns such integers."""
 
 
-def judge(link: MessageLink, program: bytes, test: str, max_characters: int) -> tuple[str, str]:
+def judge(
+    link: MessageLink, program: bytes, test: str, expected: ExpectedObjects, max_characters: int
+) -> tuple[str, str]:
     """Load the program and run one test against it.
 
     Args:
+        expected: told of the objects that the test makes with classes of the program.
         max_characters: the most characters that the program may print, if the test watches its output.
 
     Returns:
@@ -49,6 +53,7 @@ def judge(link: MessageLink, program: bytes, test: str, max_characters: int) -> 
             raise CodecError(f"unknown request {verb!r}") from None
 
     peer = imports.peer = Peer(link, Codec(imports, 0), perform)
+    peer.expected = expected
     try:
         test_run = TestRun(test, peer)
         imports.has_assertion = test_run.coverage.has_assertion
@@ -83,7 +88,7 @@ class TestRun:
         self.coverage = Coverage(self._tree)
         self._names[LOOP] = self.coverage.loop
         self._names["__import__"] = self._import
-        peer.missed = self._names.lacks
+        peer.missed, peer.skips = self._names.lacks, self.coverage.skips
 
     def run(self) -> tuple[str, str]:
         """Load the program, run the test, and return its outcome. Raises Gone."""

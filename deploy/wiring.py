@@ -433,6 +433,7 @@ def prompts(
         return PromptStream([_numbered_rows(settings.episodes.player)], settings.run.seed), {}, []
     from olmorl.learner.data.checks import check_different, check_enough, check_ordered, check_taught, shared_rows
     from olmorl.learner.data.loader import Loader, evaluation_sets, open_tokenizer, training_sources
+    from olmorl.learner.storage.group_stats import names_taken_twice
     from olmorl.verifiers.label_check import LabelChecker
 
     data = settings.data
@@ -457,6 +458,7 @@ def prompts(
     if evaluations:
         notes += [f"evaluation: {held_out.report}", *(f"  {reason}" for reason in held_out.report.reasons)]
     notes += shared_rows(sources, evaluations, data.strict)
+    notes += names_taken_twice(row.row for source in sources for row in source.rows)
     rows = chain.from_iterable([*(source.rows for source in sources), *evaluations.values()])
     notes.append(scored_by(rows, settings.verifiers))
     if settings.distillation.teachers:

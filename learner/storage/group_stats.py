@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import sqrt
 from pathlib import PurePath
 from typing import TypeVar
@@ -249,9 +249,9 @@ def score(group: Group) -> Score:
         longest=max(len(c.token_ids) for c in group.completions),
         truncated=truncated,
         prompt_tokens=len(group.prompt.token_ids),
-        sources={source(group): msgspec.structs.replace(judged, rewards=rewards)},
+        sources={source(group.prompt.row): msgspec.structs.replace(judged, rewards=rewards)},
         judged=dict.fromkeys(sorted(verifiers), judged),
-        taught={source(group): one} if (one := _taught(group)).answers else {},
+        taught={source(group.prompt.row): one} if (one := _taught(group)).answers else {},
         exits=_exits(group),
     )
 
@@ -287,16 +287,32 @@ def failure(result: Result, cause: str) -> Score:
     failed = PartScore(failed=1)
     # A malformed group says in its cause what is wrong with it.
     return Score(
-        sources={source(result): failed},
+        sources={source(result.prompt.row): failed},
         judged=dict.fromkeys(sorted(set(result.prompt.datasets)), failed),
         failures={cause.partition(":")[0]: 1},
     )
 
 
-def source(result: Result) -> str:
-    """The hub set that the row of a draw is from, or the file with its folder: metric names hold no absolute path."""
-    path = PurePath(result.prompt.row.rpartition(":")[0] or "unknown")
+def source(row: str) -> str:
+    """The hub set that a row, `place:line`, is from, or the file with its folder: names hold no absolute path."""
+    return _name(row.rpartition(":")[0])
+
+
+def _name(place: str) -> str:
+    path = PurePath(place or "unknown")
     return str(PurePath(*path.parts[1:][-2:])) if path.is_absolute() else str(path)
+
+
+def names_taken_twice(rows: Iterable[str]) -> list[str]:
+    """A note for each name that files of several folders have: the metrics cannot tell them apart."""
+    places: dict[str, list[str]] = {}
+    for place in sorted({row.rpartition(":")[0] for row in rows}):
+        places.setdefault(_name(place), []).append(place)
+    return [
+        f"data.train: {' and '.join(several)} are {name} in the metrics, as one source: rename a folder or a file"
+        for name, several in places.items()
+        if len(several) > 1
+    ]
 
 
 def solve_rate(group: Group) -> float:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from olmorl.learner.storage.group_stats import score, source
-from olmorl.messages import Episode, Failure, Group, Prompt, Turn, Version
+from olmorl.learner.storage.group_stats import names_taken_twice, score, source
+from olmorl.messages import Episode, Group, Turn
 
 
 @pytest.mark.parametrize(
@@ -23,19 +23,16 @@ from olmorl.messages import Episode, Failure, Group, Prompt, Turn, Version
     ],
 )
 def test_the_name_of_a_source_holds_no_absolute_path(row: str, name: str) -> None:
-    prompt = Prompt(
-        draw_id=1,
-        attempt=1,
-        row=row,
-        messages="6 x 7?",
-        token_ids=np.zeros(2, np.int32),
-        datasets=("math",),
-        ground_truths=("42",),
-        queued_at=0.0,
-        group_size=2,
-        min_version=Version(1, 2),
-    )
-    assert source(Failure(prompt=prompt, cause="over_long", actor="actor-0")) == name
+    assert source(row) == name
+
+
+def test_files_that_the_metrics_cannot_tell_apart_are_named() -> None:
+    rows = ["/a/x/data/train.jsonl:1", "/b/y/data/train.jsonl:1", "/b/y/data/train.jsonl:2", "/b/y/other/train.jsonl:1"]
+    assert names_taken_twice(rows) == [
+        "data.train: /a/x/data/train.jsonl and /b/y/data/train.jsonl are data/train.jsonl in the metrics, as one "
+        "source: rename a folder or a file"
+    ]
+    assert names_taken_twice(["a/data/train.jsonl:1", "b/data/train.jsonl:1", "owner/set:1"]) == []
 
 
 def turn(parent: int, asked_at: float, ended_at: float) -> Turn:

@@ -267,11 +267,8 @@ class Objective(Section):
     preset: Preset = "olmorl"
     """Published objective; it sets all switches of this section. A switch in the recipe overrides it."""
     advantage: Advantage | None = None
-    """`mean`: reward minus the mean of its group; `mean_std`: also divided by the group's standard deviation;
-    `mean_sample_std`: by that of a sample; `leave_one_out`: reward minus the mean of the others (RLOO); `whiten` and
-    `mean_whiten`: reward, or reward minus the mean of its group, normalized over the tokens of the batch (REINFORCE++);
-    `gdpo`: each verifier's reward normalized in its group, then their weighted sum over the batch; `gae`: by a critic,
-    see [critic]."""
+    """`mean`, `mean_std`, `mean_sample_std` (GRPO), `leave_one_out` (RLOO), `whiten`, `mean_whiten` (REINFORCE++),
+    `gdpo` or `gae` (a critic's): the formulas are in docs/algorithms.md."""
     gamma: float = Field(1.0, gt=0, le=1)
     """With `advantage = "gae"`: discount of a reward for each token that it comes later."""
     lam: float = Field(1.0, ge=0, le=1)
@@ -293,10 +290,8 @@ class Objective(Section):
     rho: Annotated[float, Field(gt=0)] | Literal["off", "uncapped"] | None = None
     """Cap of the importance weight between engine and learner. `off`: no weight; `uncapped`: no cap."""
     rho_kind: Literal["auto", "two_factor", "truncate", "mask", "sequence", "sequence_mask"] | None = None
-    """`auto`: clamp the weight of each token times that of the outliers among the other stale tokens of its answer;
-    `two_factor`: the same by the learner's own numerics, with one more forward pass, for noisy engines;
-    `truncate`: clamp the weight of each token (the published formula); `mask`: mask tokens outside [1/rho, rho];
-    `sequence`: clamp one weight for each sequence; `sequence_mask`: mask sequences with a weight above rho."""
+    """`truncate`: clamp the weight of each token; `auto`: also by the outliers of its answer; `two_factor`: the same
+    for noisy engines; `mask`, `sequence`, `sequence_mask`: see docs/algorithms.md."""
     proximal: Literal["old", "behaviour"] | None = None
     """Policy in the denominator of the ratio. `old`: the learner at the start of the step; `behaviour`: the engine."""
     kl_beta: float | None = Field(None, ge=0)

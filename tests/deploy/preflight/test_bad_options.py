@@ -251,7 +251,7 @@ def test_a_function_that_gives_none_for_some_is_left_out_for_those(here: Path) -
                 ("binary.jsonl", "it is binary"),
                 ("noise.jsonl", "noise.jsonl:1: not JSON"),
                 ("bad.jsonl", "bad.jsonl:1: not JSON"),
-                ("packed.jsonl.zst", "packed.jsonl.zst: cannot be read: ZSTD decompress failed"),
+                ("packed.jsonl.zst", "packed.jsonl.zst: cut off, or damaged: ZSTD decompress failed"),
                 ("packed.zip", "packed.zip: it is a zip archive: unpack it"),
                 ("tall.json", "tall.json:1: not JSON"),
                 ("junk.parquet", "junk.parquet:1: not readable as Parquet"),

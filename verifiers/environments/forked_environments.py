@@ -30,6 +30,8 @@ CLOSE_S = 5.0
 
 
 NO_LIMIT_MIB = 1 << 30
+_OF_PROGRAMS = {"memory_mib", "code_tier", "code_test_timeout_s", "code_allow_numpy"}
+"""The keys of `verifiers` for programs of the policy."""
 
 
 @lru_cache
@@ -68,7 +70,10 @@ class ForkedEnvironments:
         self.functions = parse(verifiers.functions)
         self.max_steps = max_steps
         specs = [function.spec for function in self.functions]
-        setup = Setup(settings.environment, settings.tool_role, verifiers.think_tags, specs)
+        programs = verifiers.model_dump(include=_OF_PROGRAMS)
+        setup = Setup(
+            settings.environment, settings.tool_role, verifiers.think_tags, specs, settings.timeout_s, programs
+        )
         self._fork_server = ForkServer(WorkerSettings((), (f"{_TASKS}load", setup), verifiers.memory_mib), START_S)
         self._idle: list[Worker] = []
         self.tools = ToolCounts()

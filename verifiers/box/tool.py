@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from math import inf
 from typing import Any, NamedTuple, Protocol
 
 from olmorl.config import Verifiers
@@ -45,7 +46,7 @@ class AnswerTime:
         """The calls of an answer begin."""
         self._until = time.monotonic() + self._whole_s
 
-    def limit_s(self, own_s: float) -> float:
+    def limit_s(self, own_s: float = inf) -> float:
         """Seconds that the next call may take, at most `own_s`. Raises ValueError if none are left."""
         left = self._until - time.monotonic()
         if left < _LEAST_S:

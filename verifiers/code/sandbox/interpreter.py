@@ -10,6 +10,7 @@ import msgspec
 
 from olmorl.config import Verifiers
 from olmorl.verifiers.code.inside.bridge.peer import HEADER
+from olmorl.verifiers.code.sandbox.messages import ProcessEnd
 from olmorl.verifiers.code.sandbox.sandbox import Sandbox
 from olmorl.verifiers.code.sandbox.sandbox_process import GRACE_S, SandboxLost, SandboxProcess
 
@@ -61,19 +62,22 @@ class Interpreter:
                 if self._session is None:
                     self._session = self._process.begin("session")
                 report = await self._ask(self._session, {"code": code, "cpu_s": cpu_s, "wall_s": wall_s})
+                if report is None or report.ended:
+                    end = await self._end()
+                    if report is None and end.signal:
+                        raise ConnectionResetError(f"signal {end.signal} ended the session")
         except BaseException as error:
             await self.stop()
             if isinstance(error, OSError | msgspec.MsgspecError):  # TimeoutError is one
                 raise SandboxLost(f"{type(error).__name__}: {error}") from None
             raise
-        if report.ended:
-            await self.close()
-        return report
+        return report or CallReport("", raised=False, ended="closed")
 
-    async def _ask(self, session: socket.socket, call: dict[str, str | float]) -> CallReport:
+    async def _ask(self, session: socket.socket, call: dict[str, str | float]) -> CallReport | None:
+        """The report of a call; None if the session has ended."""
         loop = asyncio.get_running_loop()
         body = msgspec.json.encode(call)
-        with suppress(ConnectionError):  # it ended after the last call, as the missing answer says
+        with suppress(ConnectionError):  # the missing report says so
             await loop.sock_sendall(session, HEADER.pack(len(body)) + body)
         answer = bytearray()
         while len(answer) < HEADER.size or len(answer) < HEADER.size + HEADER.unpack_from(answer)[0]:
@@ -82,21 +86,25 @@ class Interpreter:
             except ConnectionResetError:
                 part = b""
             if not part:
-                return CallReport("", False, "closed")
+                return None
             answer += part
         return msgspec.json.decode(answer[HEADER.size :], type=CallReport)
 
     async def close(self) -> None:
         """End the interpreter, and everything of it. The next one begins with nothing."""
-        session, self._session = self._session, None
-        if session is None or self._process is None:
+        if self._session is None:
             return
-        session.close()
         try:
             async with asyncio.timeout(GRACE_S):
-                await self._process.ended()
+                await self._end()
         except (OSError, msgspec.MsgspecError):
             await self.stop()
+
+    async def _end(self) -> ProcessEnd:
+        assert self._process is not None and self._session is not None
+        self._session.close()
+        self._session = None
+        return await self._process.ended()
 
     async def stop(self) -> None:
         """End the warm process too."""

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from pydantic import ValidationError
 
 from olmorl.config import Episodes, Verifiers, box_tools
+from olmorl.deploy.evaluation.answer_file import EPISODE, completion_of, episode_of
 from olmorl.errors import ConfigError
 from olmorl.verifiers.box.submit_tool import Submit
 from olmorl.verifiers.box.tool import AnswerTime, bounded
@@ -123,6 +124,8 @@ async def test_what_was_submitted_is_scored_whatever_the_template_has_opened(tmp
             await world.close()
             (verdict,) = (await scorer.verify(row, played)).values()
             assert verdict.reward == reward, "the prompt opens thinking, and the answer has no text of its own"
+            stored = {"completion": "", EPISODE: episode_of(played)}
+            assert completion_of(stored).submitted == answer, "olmorl-eval scores from its file"
             (judged,) = await scorer.judged(row, [played])
             assert judged.verdicts["compute_score"].reward == reward
     finally:

@@ -15,6 +15,7 @@ from olmorl.config import Episodes, Verifiers
 from olmorl.errors import ConfigError, EnvironmentFailed
 from olmorl.messages import ENVIRONMENT, Completion, Prompt, Verdict
 from olmorl.ports import EnvironmentStep
+from olmorl.verifiers.box import box
 from olmorl.verifiers.environments.played import Setup, Start
 from olmorl.verifiers.environments.tools import KEY, UNKNOWN, CountedCall, ToolCounts
 from olmorl.verifiers.functions.function_scorer import call_of, parse, verdicts_of
@@ -30,6 +31,8 @@ CLOSE_S = 5.0
 
 
 NO_LIMIT_MIB = 1 << 30
+_OF_PROGRAMS = {"memory_mib", "code_tier", "code_test_timeout_s", "code_allow_numpy"}
+"""The keys of `verifiers` for programs of the policy."""
 
 
 @lru_cache
@@ -44,7 +47,7 @@ def schemas(settings: Episodes) -> tuple[dict[str, Any], ...]:
         # The library that writes schemas needs more memory than an environment.
         environments = ForkedEnvironments(settings, Verifiers(memory_mib=NO_LIMIT_MIB))
         try:
-            await environments.start()
+            await environments.start_first()
             return tuple(await environments.ask(await environments.lend(), "make", None))
         finally:
             await environments.stop()
@@ -65,15 +68,26 @@ class ForkedEnvironments:
         assert settings.environment is not None
         self._name = settings.environment
         self._timeout_s = settings.timeout_s
+        self._verifiers = verifiers
         self.functions = parse(verifiers.functions)
         self.max_steps = max_steps
         specs = [function.spec for function in self.functions]
-        setup = Setup(settings.environment, settings.tool_role, verifiers.think_tags, specs)
-        self._fork_server = ForkServer(WorkerSettings((), (f"{_TASKS}load", setup), verifiers.memory_mib), START_S)
+        programs = verifiers.model_dump(include=_OF_PROGRAMS)
+        setup = Setup(
+            settings.environment, settings.tool_role, verifiers.think_tags, specs, settings.timeout_s, programs
+        )
+        self._fork_server = ForkServer(
+            WorkerSettings((f"{_TASKS}shared",), (f"{_TASKS}load", setup), verifiers.memory_mib), START_S
+        )
         self._idle: list[Worker] = []
         self.tools = ToolCounts()
 
     async def start(self) -> None:
+        """Start one process. Raises ConfigError with the cause if it cannot, or if the sandbox of its tools fails."""
+        await box.check(self._name, self._verifiers)
+        await self.start_first()
+
+    async def start_first(self) -> None:
         """Start one process. Raises ConfigError with the cause if it cannot load the environment."""
         try:
             self._idle.append(await self._fork_server.start_worker())

@@ -70,12 +70,52 @@ def test_rows_of_an_environment_keep_their_columns_and_need_no_label(
     assert prompt.episode is UNSET
 
 
+def test_rows_whose_files_lead_out_of_the_tree_of_bash_are_refused(tokenizer: Any, jsonl: Callable[..., Path]) -> None:
+    path = str(jsonl(row("1", files={"a.txt": "x"}), row("2", files={"../../etc/passwd": "x"}), row("3")))
+    ours = Loader(Data(), tokenizer, Verifiers(), episode=EpisodeStart(environment="box:bash,submit"))
+    assert [one.row for one in ours.load(path).rows] == [f"{path}:1", f"{path}:3"]
+    reason = "its column files has '../../etc/passwd', which is no relative path inside of the tree"
+    assert ours.report.reasons == [f"{path}:2: {reason}"]
+    without = Loader(Data(), tokenizer, Verifiers(), episode=EpisodeStart(environment="box:submit"))
+    assert len(without.load(path).rows) == 3
+
+
 def test_the_template_shows_the_tools_of_an_environment(tokenizer: Any, jsonl: Callable[..., Path]) -> None:
     tokenizer.chat_template = "{% for t in tools or [] %}{{ t.function.name }};{% endfor %}" + TEMPLATE
     tool = {"type": "function", "function": {"name": "add", "parameters": {}}}
     ours = Loader(Data(), tokenizer, Verifiers(), episode=EpisodeStart(environment="world:World", tools=(tool,)))
     (only,) = ours.load(str(jsonl(row("2+2?")))).rows
     assert tokenizer.decode(only.token_ids) == "add;[user]2+2?[assistant]"
+
+
+def in_the_box(tokenizer: Any, environment: str = "box:python,submit") -> Loader:
+    tokenizer.chat_template = "{% for t in tools or [] %}{{ t.function.name }};{% endfor %}" + TEMPLATE
+    tools = tuple({"type": "function", "function": {"name": name, "parameters": {}}} for name in ("python", "submit"))
+    return Loader(Data(), tokenizer, Verifiers(), episode=EpisodeStart(environment=environment, tools=tools))
+
+
+def test_a_row_names_the_built_in_tools_that_its_prompt_shows(tokenizer: Any, jsonl: Callable[..., Path]) -> None:
+    chosen: list[Any] = [["submit"], ["submit", "python"], [], None]
+    path = str(jsonl(*(row("2+2?") | {"tools": names} for names in chosen), row("3+3?")))
+    found = in_the_box(tokenizer).load(path).rows
+    shown = [tokenizer.decode(one.token_ids).partition("[user]")[0] for one in found]
+    assert shown == ["submit;", "python;submit;", "", "python;submit;", "python;submit;"]
+    assert [
+        "".join(f"{tool['function']['name']};" for tool in one.episode.tools) for one in found if one.episode
+    ] == shown
+    own = in_the_box(tokenizer, "shop.py:Shop").load(path).rows
+    assert {len(one.episode.tools) for one in own if one.episode} == {2}, "the column is the user's own"
+
+
+@pytest.mark.parametrize("names", [["submit", "bash"], "submit", [["submit"]]])
+def test_a_tool_of_a_row_that_the_recipe_does_not_name_is_an_error_with_its_place(
+    tokenizer: Any, jsonl: Callable[..., Path], names: Any
+) -> None:
+    path = jsonl(row("2+2?"), row("3+3?") | {"tools": names})
+    with pytest.raises(DataError) as error:
+        in_the_box(tokenizer).load(str(path))
+    said = f"{path}:2: its column tools is {names!r}: give a list of tools that episodes.environment names"
+    assert str(error.value) == f"{said} (python, submit)"
 
 
 def test_a_base_model_gets_the_turns_parted_by_empty_lines(tokenizer: Any, jsonl: Callable[..., Path]) -> None:

@@ -146,12 +146,31 @@ class SamplingSettings(Section):
     """Texts that end a completion. The text is part of it, for the verifiers too."""
 
 
+BOX_TOOLS = ("python", "bash", "search", "submit")
+
+
+def box_tools(environment: str | None) -> dict[str, str]:
+    """The built-in tools in a value of `episodes.environment`, each with what follows its `=`. None in any other value.
+
+    Raises:
+        ValueError: there is no such tool, or it is named twice.
+    """
+    kind, _, names = (environment or "").partition(":")
+    tools: dict[str, str] = {}
+    for name, _, argument in (one.partition("=") for one in names.split(",") if kind == "box"):
+        if name not in BOX_TOOLS or name in tools:
+            fault = "names it twice" if name in tools else f"has only {', '.join(BOX_TOOLS)}"
+            raise ValueError(f"{name!r} is no tool of {environment}: box {fault}")
+        tools[name] = argument
+    return tools
+
+
 class Episodes(Section):
     """Answers of several turns: the policy acts, an environment replies."""
 
-    environment: str | None = Field(None, pattern=r"^((gymnasium|mcp):.+|[^:*]+:[A-Za-z_]\w*)$")
-    """`module:factory` or `file.py:factory` of the environment, `gymnasium:ID`, or `mcp:COMMAND`
-    (or a URL). Default: single answers."""
+    environment: str | None = Field(None, pattern=r"^((gymnasium|mcp|box):.+|[^:*]+:[A-Za-z_]\w*)$")
+    """`module:factory` or `file.py:factory` of the environment, `gymnasium:ID`, `mcp:COMMAND` (or a URL), or
+    `box:python,submit`: built-in tools. Default: single answers."""
     agent: str | None = Field(None, min_length=1)
     """Or a shell command for each episode, which asks the policy over HTTP."""
     host: str = Field("127.0.0.1", pattern=r"^[\d.]+$")
@@ -166,6 +185,12 @@ class Episodes(Section):
     """vLLM's parser of calls, such as `hermes`, for episodes with tools."""
     tool_role: str = Field("tool", min_length=1)
     """Role of a tool's result in the chat template, such as `environment`."""
+
+    @field_validator("environment")
+    @classmethod
+    def _known_tools(cls, environment: str | None) -> str | None:
+        box_tools(environment)
+        return environment
 
     @property
     def player(self) -> str | None:

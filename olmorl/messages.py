@@ -219,7 +219,8 @@ class Turn(Message, frozen=True, kw_only=True):
     messages: list[dict[str, Any]] = []
     """What came in before this answer: results of tools, or the words of a user."""
     reply: dict[str, Any] = {}
-    """The answer as a message."""
+    """The answer as a message. In an episode that the tool `submit` ended, the last one has its answer in `submitted`.
+    """
     asked_at: float = 0.0
     """Wall time of the request, seconds."""
     ended_at: float = 0.0
@@ -275,6 +276,11 @@ class Completion(Message, frozen=True, kw_only=True):
     def _scored(self, name: str) -> Floats | None:
         values = self.verdicts[name].token_logprobs if name in self.verdicts else UNSET
         return None if isinstance(values, UnsetType) else values
+
+    @property
+    def submitted(self) -> str | None:
+        """The answer that the policy gave to the tool `submit`; None: its last text is its answer."""
+        return self.turns[-1].reply.get("submitted") if self.turns else None
 
     @property
     def oldest(self) -> Version:

@@ -490,6 +490,8 @@ class EnvironmentStep(NamedTuple):
     """The episode is over, and the policy reads nothing more."""
     truncated: bool = False
     """It is over because the environment has a limit of steps."""
+    submitted: str | None = None
+    """It is over because the policy submitted its answer."""
 
 
 class Environment(Protocol):

@@ -33,8 +33,9 @@ ROOMS: dict[str, dict[str, str]] = {
     },
     "queues": {"prompts": "redis_server"},
     "verifiers": {
+        "box": "code pool",
         "code": "pool check_outcomes verifier",
-        "environments": "functions math pool",
+        "environments": "box functions math pool",
         "functions": "pool check_outcomes registry",
         "instructions": "pool check_outcomes verifier",
         "judge": "check_outcomes verifier",

@@ -99,7 +99,9 @@ class VerifierScorer:
 
     async def verify(self, prompt: Prompt, completion: Completion) -> dict[str, Verdict]:
         """The verdict of each built-in verifier, by name. The second use of a name is called `name#2`."""
-        text = strip_thinking(_sendable(completion.text), *self._settings.think_tags, prompt.thinking_opened)
+        text = completion.submitted
+        if text is None:
+            text = strip_thinking(_sendable(completion.text), *self._settings.think_tags, prompt.thinking_opened)
         keys = numbered(prompt.datasets)
         checks = [
             self._verdict(name, prompt, completion, text, label)

@@ -153,6 +153,8 @@ class EpisodeRunner:
                 step = await environment.step(reply)
             if step.done:
                 path.exit = MAX_TURNS if step.truncated else DONE
+                if step.submitted is not None:
+                    path.turns.reply(-1, {**reply, "submitted": step.submitted})
             elif path.num_turns == self._play.max_turns:
                 path.exit = MAX_TURNS
             else:

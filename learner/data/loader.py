@@ -8,18 +8,19 @@ Each row that is read is used, or counted with its place and its reason.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from math import isfinite
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from olmorl.config import Data, Evaluation, Model, Verifiers
+from olmorl.config import Data, Evaluation, Model, Verifiers, box_tools
 from olmorl.errors import DataError, ModelError, UserError, of_key
 from olmorl.extension import load_function
 from olmorl.learner.data import chat_templates
@@ -31,6 +32,15 @@ from olmorl.ports import LabelCheck, Row
 BATCH = 512
 ROW = "a row has a prompt, or messages; and ground_truth and dataset for a verifier, or columns for your functions"
 Progress = Callable[[str, int], None]
+
+
+class _Rendered(NamedTuple):
+    """A usable row as text."""
+
+    place: str
+    labelled: Labelled
+    text: str
+    episode: EpisodeStart | None
 
 
 @dataclass
@@ -110,6 +120,7 @@ class Loader:
         self._tokenizer = tokenizer
         self._think_start = verifiers.think_tags[0]
         self._episode = episode
+        self._chosen: dict[tuple[str, ...], EpisodeStart] = {}
         self._functions = bool(verifiers.functions or episode)
         self._labels_optional = labels_optional
         self._reader = data.reader and load_function("data.reader", data.reader)
@@ -212,20 +223,21 @@ class Loader:
     def _usable(self, batch: list[tuple[str, Candidate | str]]) -> Iterator[Row]:
         """The rows with usable labels and conversations, in order. The other rows are refused."""
         problem = self._checked([candidate for _, candidate in batch if isinstance(candidate, Candidate)])
-        rows: list[tuple[str, Labelled, str]] = []
+        rows: list[_Rendered] = []
         for place, candidate in batch:
             if isinstance(candidate, str):
                 self._refuse(place, candidate)
                 continue
             try:
                 labelled = candidate.labelled(problem)
-                text = self._render(place, labelled.messages)
+                episode = self._played(place, labelled.columns)
+                text = self._render(place, labelled.messages, episode)
             except UserError:
                 raise
             except ValueError as error:
                 self._refuse(place, str(error))
                 continue
-            rows.append((place, labelled, text))
+            rows.append(_Rendered(place, labelled, text, episode))
         yield from self._tokenize(rows)
 
     def _checked(self, candidates: list[Candidate]) -> Problem | None:
@@ -245,7 +257,25 @@ class Loader:
         if len(self.report.reasons) < self.MAX_REASONS:
             self.report.reasons.append(f"{place}: {reason}")
 
-    def _render(self, place: str, messages: list[dict[str, Any]] | str) -> str:
+    def _played(self, place: str, columns: Mapping[str, Any]) -> EpisodeStart | None:
+        """How a row is played: with the built-in tools that its column `tools` names, or with all.
+
+        Raises:
+            DataError: the recipe does not list one of them.
+        """
+        names = columns.get("tools")
+        if names is None or self._episode is None or not box_tools(self._episode.environment):
+            return self._episode
+        known = {tool["function"]["name"]: tool for tool in self._episode.tools}
+        if not isinstance(names, list) or any(name not in known for name in names):
+            raise DataError(
+                f"{place}: its column tools is {names!r}: give a list of tools that episodes.environment names "
+                f"({', '.join(known)})"
+            )
+        key = tuple(name for name in known if name in names)
+        return self._chosen.setdefault(key, msgspec.structs.replace(self._episode, tools=tuple(map(known.get, key))))
+
+    def _render(self, place: str, messages: list[dict[str, Any]] | str, episode: EpisodeStart | None) -> str:
         """The prompt as text. A string is one user turn; without a chat template it stays plain text.
 
         Raises:
@@ -266,19 +296,19 @@ class Loader:
             return "\n\n".join(turn["content"] for turn in turns) + "\n"
         try:
             given: dict[str, Any] = dict(self._data.chat_template_kwargs)
-            if self._episode and self._episode.tools:
-                given["tools"] = [*self._episode.tools]
+            if episode and episode.tools:
+                given["tools"] = [*episode.tools]
             return str(self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **given))
         except (TemplateError, *chat_templates.RENDERING_FAILED) as error:
             self._unrendered += 1
             raise ValueError(f"the chat template refuses the conversation: {error}") from None
 
-    def _tokenize(self, batch: list[tuple[str, Labelled, str]]) -> Iterator[Row]:
+    def _tokenize(self, batch: list[_Rendered]) -> Iterator[Row]:
         if not batch:
             return
         special = not self._tokenizer.chat_template
-        encoded = self._tokenizer([text for _, _, text in batch], add_special_tokens=special)["input_ids"]
-        for (place, labelled, text), ids in zip(batch, encoded, strict=True):
+        encoded = self._tokenizer([one.text for one in batch], add_special_tokens=special)["input_ids"]
+        for (place, labelled, text, episode), ids in zip(batch, encoded, strict=True):
             if not ids:
                 self._refuse(place, "the prompt is empty: the tokenizer makes no token of it")
                 continue
@@ -295,7 +325,7 @@ class Loader:
                     labelled.ground_truths,
                     columns,
                     opened,
-                    self._episode,
+                    episode,
                     self._ease.get(place),
                 )
 

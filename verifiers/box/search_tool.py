@@ -28,14 +28,16 @@ _WORD = re.compile(r"[^\W\u3040-\u30ff\u3400-\u9fff]+|[\u3040-\u30ff\u3400-\u9ff
 class Search:
     """Finds passages. All episodes of a process share it: it has no state."""
 
-    def __init__(self, argument: str, settings: Any = None) -> None:
+    def __init__(self, argument: str, settings: Any) -> None:
         """Read the texts, once in a process. Raises ConfigError, with the file and the line that cannot be used.
 
         Args:
             argument: a JSONL file with a column `text` and, where a row has them, `title` and `id`; or a folder with
                 files that end in .txt or .md.
-            settings: of other tools.
+            settings: this tool has none.
         """
+        if not argument:
+            raise ConfigError("search has no texts: name a file or a folder, as in box:search=docs.jsonl")
         self._corpus = _corpus(argument)
 
     def start(self, row: dict[str, Any]) -> None: ...
@@ -56,12 +58,9 @@ class Search:
         return "\n\n".join(self._corpus.best(query, k)) or "No passage has a word of the query."
 
 
-def share(environment: str) -> None:
-    """Make the index of `box:search=CORPUS` for the processes that this one forks. Raises ConfigError."""
-    if environment.startswith("box:"):
-        tools = dict(part.partition("=")[::2] for part in environment.removeprefix("box:").split(","))
-        if "search" in tools:
-            _ = _corpus(tools["search"]).index
+def share(argument: str) -> None:
+    """Make the index for the processes that this one forks. Raises ConfigError."""
+    _ = _corpus(argument).index
 
 
 class _Row(msgspec.Struct):
@@ -81,6 +80,9 @@ class _Corpus:
     """Passages, each with the name of its text."""
 
     def __init__(self, rows: Iterator[_Row]) -> None:
+        import bm25s  # here, because it imports numba
+
+        self._bm25 = bm25s.BM25()
         self._names: list[str] = []
         self._texts: list[str] = []
         for row in rows:
@@ -91,19 +93,19 @@ class _Corpus:
     def __len__(self) -> int:
         return len(self._texts)
 
+    def has_words(self) -> bool:
+        return any(map(_WORD.search, self._texts))
+
     @cached_property
     def index(self) -> Any:
         """Made by the first who needs it: that takes as long as the texts are."""
-        import bm25s
-
         numbers: dict[str, int] = {}
         words = [
             [numbers.setdefault(word, len(numbers)) for word in _WORD.findall(self._shown(one).lower())]
             for one in range(len(self))
         ]
-        made = bm25s.BM25()
-        made.index((words, numbers), show_progress=False)
-        return made
+        self._bm25.index((words, numbers), show_progress=False)
+        return self._bm25
 
     def best(self, query: str, k: int) -> list[str]:
         """At most `k` passages with words of the query."""
@@ -121,7 +123,7 @@ def _corpus(path: str) -> _Corpus:
         made = _Corpus(_rows(Path(path)))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"search={path}: cannot be read: {error}") from None
-    if not len(made):
+    if not made.has_words():
         raise ConfigError(f"search={path}: it has no text: give JSON lines with a column text, or .txt and .md files")
     return made
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec import UNSET
 
-from olmorl.config import Episodes, Verifiers
+from olmorl.config import Episodes, Verifiers, box_tools
 from olmorl.errors import ConfigError, EnvironmentFailed
 from olmorl.messages import ENVIRONMENT, Completion, Prompt, Verdict
 from olmorl.ports import EnvironmentStep
@@ -31,6 +31,8 @@ CLOSE_S = 5.0
 
 
 NO_LIMIT_MIB = 1 << 30
+_OF_PROGRAMS = {"memory_mib", "code_tier", "code_test_timeout_s", "code_allow_numpy"}
+"""The keys of `verifiers` for programs of the policy."""
 
 
 @lru_cache
@@ -72,8 +74,12 @@ class ForkedEnvironments:
         self.functions = parse(verifiers.functions)
         self.max_steps = max_steps
         specs = [function.spec for function in self.functions]
-        setup = Setup(settings.environment, settings.tool_role, verifiers.think_tags, specs)
-        shared = (_SHARE, settings.environment) if shares else None
+        programs = verifiers.model_dump(include=_OF_PROGRAMS)
+        setup = Setup(
+            settings.environment, settings.tool_role, verifiers.think_tags, specs, settings.timeout_s, programs
+        )
+        texts = box_tools(settings.environment).get("search")
+        shared = (_SHARE, texts) if shares and texts else None
         load = (f"{_TASKS}load", setup)
         self._fork_server = ForkServer(WorkerSettings((), load, verifiers.memory_mib, shared), START_S)
         self._idle: list[Worker] = []

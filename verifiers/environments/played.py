@@ -6,7 +6,7 @@ messages, or None when the episode is over. `reset` may return the conversation 
 
 An object without `step` has tools: its public methods. Their results are messages, and an answer without a call ends
 the episode. This is the form of TRL's `environment_factory`: `reset` may return a text that is added to the prompt. A
-list of functions is one too. `kinds` brings environments of Gymnasium and MCP servers into these two forms.
+list of functions is one too. Environments of Gymnasium, MCP servers and the built-in tools (`box`) have these forms.
 
 Reward functions that take `environments` run here, because only here are the live objects: their connections and
 processes cannot be sent. So each gets lists of one.
@@ -22,7 +22,11 @@ from typing import Any
 
 import msgspec
 
+from olmorl.config import Verifiers
 from olmorl.extension import load_function
+from olmorl.verifiers.box import box
+from olmorl.verifiers.box.box import Box
+from olmorl.verifiers.box.tool import AnswerTime, ToolSettings
 from olmorl.verifiers.environments import gymnasium_environment, mcp_server
 from olmorl.verifiers.environments.gymnasium_environment import GymnasiumEnvironment
 from olmorl.verifiers.environments.mcp_server import McpServer, ReportedError
@@ -45,6 +49,10 @@ class Setup(msgspec.Struct, frozen=True):
     think_tags: tuple[str, str]
     functions: list[str]
     """Reward functions. Those that take `environments` are called here, with the live object."""
+    timeout_s: float
+    """Deadline of a call."""
+    programs: dict[str, Any]
+    """The keys of `verifiers` for programs of the policy."""
 
 
 class _Worker:
@@ -60,7 +68,7 @@ class _Worker:
 def load(settings: Any) -> None:
     """Import the factory and the reward functions. Raises ConfigError, or ImportError for a function."""
     _Worker.setup = setup = msgspec.convert(settings, Setup)
-    _Worker.factory = factory_of(setup.environment)
+    _Worker.factory = factory_of(setup)
     runner.load((setup.functions, None))
     _Worker.scored_here = tuple(filter(runner.takes_environments, setup.functions))
 
@@ -125,14 +133,24 @@ def _with(prompt: Any, text: str) -> Messages:
 def step(reply: Mapping[str, Any]) -> dict[str, Any]:
     """What the policy reads next, as a `ports.EnvironmentStep`, and the calls of tools, each as a `CountedCall`."""
     environment, calls = _Worker.environment, list[CountedCall]()
+    submitted = None
     if has_step(environment):
         found = _call(environment.step, dict(reply))
-        messages = None if found is None else _messages(found)
+        messages = [] if found is None else _messages(found)
+    elif isinstance(environment, Box):
+        environment.begin_answer()
+        messages = []
+        for call in reply.get("tool_calls", ()):
+            messages.append(_result(call, environment.tools, calls))
+            if (submitted := environment.submitted) is not None:  # calls after it do nothing
+                messages = []
+                break
     else:
         tools = tools_of(environment)
-        messages = [_result(call, tools, calls) for call in reply.get("tool_calls", ())] or None
+        messages = [_result(call, tools, calls) for call in reply.get("tool_calls", ())]
     truncated = getattr(environment, "truncated", False) is True
-    return {"messages": messages or [], "done": messages is None, "truncated": truncated, "calls": calls}
+    found = {"messages": messages, "done": not messages, "truncated": truncated, "calls": calls}
+    return found if submitted is None else found | {"submitted": _sendable(submitted)}
 
 
 def _result(
@@ -149,8 +167,12 @@ def _result(
         except POLICY_ERRORS as error:
             content, is_error = f"Error: {type(error).__name__}: {error}", True
     calls.append(CountedCall(name if name in tools else UNKNOWN, time.perf_counter() - began, is_error))
-    text = content.encode(errors="backslashreplace").decode()  # it may have half of a surrogate pair
-    return {"role": _Worker.setup.tool_role, "name": name, "tool_call_id": call["id"], "content": text}
+    return {"role": _Worker.setup.tool_role, "name": name, "tool_call_id": call["id"], "content": _sendable(content)}
+
+
+def _sendable(text: str) -> str:
+    """It may have half of a surrogate pair."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def reward(call: Mapping[str, Any]) -> dict[str, Any]:
@@ -208,9 +230,12 @@ def _is_message(one: Mapping[str, Any]) -> bool:
     return isinstance(one.get("role"), str) and has_content
 
 
-def factory_of(name: str) -> Callable[[], Any]:
+def factory_of(setup: Setup) -> Callable[[], Any]:
     """What makes the objects of a value of `episodes.environment`. Raises ConfigError if it does not import."""
+    name = setup.environment
     kind, _, rest = name.partition(":")
+    if kind == "box":
+        return box.maker(name, ToolSettings(Verifiers(**setup.programs), AnswerTime(setup.timeout_s)))
     maker = _MAKERS.get(kind)
     return load_function(KEY, name) if maker is None else maker(rest)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from olmorl.metrics import MOST_LABEL_VALUES
+from olmorl.verifiers.box.box import Box
 from olmorl.verifiers.environments.mcp_server import McpServer
 
 KEY = "episodes.environment"
@@ -59,7 +60,7 @@ def tools_of(environment: Any) -> dict[str, Callable[..., Any]]:
     """The tools of an environment by name: its public methods, or the functions in a list."""
     if has_step(environment):
         return {}
-    if isinstance(environment, McpServer):
+    if isinstance(environment, McpServer | Box):
         return dict(environment.tools)
     if isinstance(environment, list):
         return {tool.__name__: tool for tool in environment}

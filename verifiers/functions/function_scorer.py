@@ -182,7 +182,7 @@ def call_of(spec: str, prompt: Prompt, completions: Sequence[Completion], max_st
     return FunctionCall(
         spec=spec,
         prompt=prompt.messages,
-        texts=[completion.text for completion in completions],
+        texts=[completion.text if completion.submitted is None else completion.submitted for completion in completions],
         columns=_columns(prompt),
         turns=[completion.messages for completion in completions] if completions[0].turns else None,
         token_ids=_token_ids(completions),

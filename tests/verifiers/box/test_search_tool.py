@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -10,10 +11,13 @@ from typing import Any
 
 import pytest
 
+from olmorl.config import Episodes, Verifiers
 from olmorl.errors import ConfigError
 from olmorl.verifiers.box import search_tool
 from olmorl.verifiers.box.search_tool import LONGEST_PASSAGE, Search
+from olmorl.verifiers.environments.forked_environments import ForkedEnvironments, schemas
 from olmorl.verifiers.environments.tools import schemas_of
+from tests.verifiers.environments.test_forked_environments import calls, prompt
 
 ROWS = [
     {"id": 7, "title": "Paris", "text": "Paris is the capital of France. It lies on the Seine.", "more": [1]},
@@ -31,7 +35,7 @@ def corpus(folder: Path, *rows: Any) -> str:
 
 
 def test_the_best_passage_comes_first_with_its_id_and_title(tmp_path: Path) -> None:
-    search = Search(corpus(tmp_path, *ROWS, "")).search
+    search = Search(corpus(tmp_path, *ROWS, ""), None).search
     first, second = search("capital, SEINE!", k=2).split("\n\n")
     assert first == "[7] Paris\nParis is the capital of France. It lies on the Seine."
     assert second == "[b]\nThe Seine flows from Burgundy to the sea."
@@ -41,7 +45,7 @@ def test_the_best_passage_comes_first_with_its_id_and_title(tmp_path: Path) -> N
 
 
 def test_a_query_that_finds_nothing_or_is_none_is_a_text_for_the_policy(tmp_path: Path) -> None:
-    search: Any = Search(corpus(tmp_path, *ROWS)).search
+    search: Any = Search(corpus(tmp_path, *ROWS), None).search
     for query in ("", "?!", "zebra"):
         assert search(query) == "No passage has a word of the query."
     for query in (None, 7, ["capital"]):
@@ -55,7 +59,7 @@ def test_a_query_that_finds_nothing_or_is_none_is_a_text_for_the_policy(tmp_path
 
 def test_each_part_of_a_long_text_is_found_and_a_result_is_bounded(tmp_path: Path) -> None:
     words = " ".join(f"word{n}" for n in range(2000))
-    search = Search(corpus(tmp_path, {"title": "long" * 100, "text": f"{words}\n\n" + "x" * 2500})).search
+    search = Search(corpus(tmp_path, {"title": "long" * 100, "text": f"{words}\n\n" + "x" * 2500}), None).search
     for word in ("word0", "word123", "word1999"):
         (passage,) = search(word).split("\n\n")
         assert re.search(rf"\b{word}\b", passage)
@@ -70,7 +74,7 @@ def test_a_folder_of_texts_is_a_corpus(tmp_path: Path) -> None:
     (tmp_path / "docs" / "a.md").write_text("apples and pears")
     (tmp_path / "docs" / "more" / "b.txt").write_text("apples and plums")
     (tmp_path / "docs" / "c.png").write_bytes(b"\xff\xfe apples")
-    search = Search(str(tmp_path / "docs")).search
+    search = Search(str(tmp_path / "docs"), None).search
     assert search("apples").split("\n\n") == ["a.md\napples and pears", "more/b.txt\napples and plums"]
 
 
@@ -81,29 +85,32 @@ def test_a_folder_of_texts_is_a_corpus(tmp_path: Path) -> None:
         (('{"text": "a"}', "", "no json"), "docs.jsonl:3: .*JSON is malformed"),
         (('{"text": 7}',), r"docs.jsonl:1: .*Expected `str`, got `int` - at `\$.text`"),
         (('{"text": ""}',), "docs.jsonl: it has no text"),
+        (('{"text": "?!"}',), "docs.jsonl: it has no text"),
         ((), "docs.jsonl: it has no text"),
     ],
 )
 def test_a_corpus_of_no_use_is_named_at_the_start(tmp_path: Path, lines: tuple[str, ...], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
-        Search(corpus(tmp_path, *lines))
+        Search(corpus(tmp_path, *lines), None)
 
 
 def test_a_missing_corpus_and_one_that_is_no_text_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"search=/nowhere/docs.jsonl: cannot be read: .*No such file"):
-        Search("/nowhere/docs.jsonl")
+        Search("/nowhere/docs.jsonl", None)
+    with pytest.raises(ConfigError, match="search has no texts: name a file"):
+        Search("", None)
     (tmp_path / "bad.txt").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match=f"search={tmp_path}: cannot be read: .*decode"):
-        Search(str(tmp_path))
+        Search(str(tmp_path), None)
 
 
 def test_forked_processes_use_the_index_of_their_parent(tmp_path: Path) -> None:
     path = corpus(tmp_path, *ROWS)
-    search_tool.share(f"box:python,search={path},submit")
+    search_tool.share(path)
     Path(path).unlink()
     reads, writes = os.pipe()
     if (pid := os.fork()) == 0:
-        found = Search(path)
+        found = Search(path, None)
         os.write(writes, f"{'index' in vars(found._corpus)} {found.search('tiber')}".encode())
         os._exit(0)
     os.waitpid(pid, 0)
@@ -112,15 +119,43 @@ def test_forked_processes_use_the_index_of_their_parent(tmp_path: Path) -> None:
     os.close(writes)
 
 
-@pytest.mark.parametrize("environment", ["shop.py:search=", "mcp:python server.py,search=/nowhere", "box:python"])
-def test_no_other_environment_shares_an_index(environment: str) -> None:
-    search_tool.share(environment)
-    with pytest.raises(ConfigError, match="/nowhere"):
-        search_tool.share("box:python,search=/nowhere")
+async def test_episodes_of_the_box_search_an_index_that_their_processes_share(tmp_path: Path) -> None:
+    path = corpus(tmp_path, *ROWS)
+    settings = Episodes(environment=f"box:search={path}")
+    [schema] = schemas(settings)
+    assert schema["function"]["name"] == "search"
+    made = ForkedEnvironments(settings, Verifiers(memory_mib=256))
+    await made.start()
+    await asyncio.to_thread(Path(path).unlink)  # later processes have what the first one read
+    try:
+        episodes = [made.open() for _ in range(2)]
+        for one in episodes:
+            assert await one.reset(prompt(), 0) is None
+        for one in episodes:
+            step = await one.step(calls(("search", {"query": "tiber"}), ("search", {"query": None})))
+            assert [message["content"] for message in step.messages] == [
+                "Rome\nRome is the capital of Italy, on the Tiber.",
+                "Error: TypeError: query must be a text",
+            ]
+            await one.close()
+    finally:
+        await made.stop()
+
+
+async def test_a_missing_corpus_is_named_at_the_start_of_the_box() -> None:
+    settings = Episodes(environment="box:search=/nowhere/docs.jsonl")
+    with pytest.raises(ConfigError, match=r"search=/nowhere/docs\.jsonl: cannot be read"):
+        schemas(settings)
+    made = ForkedEnvironments(settings, Verifiers())
+    try:
+        with pytest.raises(ConfigError, match=r"search=/nowhere/docs\.jsonl: cannot be read"):
+            await made.start()
+    finally:
+        await made.stop()
 
 
 def test_the_policy_reads_what_the_tool_is_for(tmp_path: Path) -> None:
-    [schema] = schemas_of([Search(corpus(tmp_path, *ROWS)).search])
+    [schema] = schemas_of([Search(corpus(tmp_path, *ROWS), None).search])
     described = schema["function"]
     assert described["name"] == "search" and "passages" in described["description"]
     assert described["parameters"]["required"] == ["query"]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from olmorl.config import Config
+from olmorl.config import Config, box_tools
 from olmorl.deploy.arguments import Arguments
 from olmorl.deploy.credentials import QueueAccess
 from olmorl.deploy.demo import demo
@@ -258,6 +258,7 @@ def check_whole_paths(settings: Config) -> None:
     names += [("evaluation.data", parse_spec(named(text)[1]).name) for text in settings.evaluation.data]
     names += [("model.path", model.path), ("model.tokenizer", model.tokenizer or "")]
     names += [("verifiers.functions", text.partition(":")[0]) for text in settings.verifiers.functions]
+    names += [("episodes.environment", text) for text in box_tools(settings.episodes.environment).values()]
     own = [("data.reader", data.reader), ("objective.clip", settings.objective.clip)]
     own += [("weights.store", settings.weights.store)]
     names += [(key, text.rpartition(":")[0]) for key, text in own if text]
@@ -274,11 +275,12 @@ def check_whole_paths(settings: Config) -> None:
 
 
 def check_sandbox(settings: Config, verifiers: Collection[str]) -> None:
-    """If rows have programs, say in which sandbox they run, and run one here unless other hosts run them."""
+    """If there are programs, say in which sandbox they run, and run one here unless other hosts run them."""
     from olmorl.verifiers.code import program_verifier
     from olmorl.verifiers.code.sandbox import self_test
 
-    if not set(program_verifier.NAMES) & set(verifiers):
+    tools = box_tools(settings.episodes.environment)
+    if not set(program_verifier.NAMES) & set(verifiers) and not {"python", "bash"} & tools.keys():
         return
     print(f"programs of the model run in the sandbox {settings.verifiers.code_tier}", flush=True)
     if settings.cluster.address is None and (reason := asyncio.run(self_test.refusal(settings.verifiers))):

@@ -44,6 +44,7 @@ def sandbox_of(run_dir: Path, lines: Sequence[Mapping[str, Any]]) -> str:
     except (ConfigError, OSError):
         return ""
     has_programs = any(key.startswith("reward_code") for line in lines[-_RECENT_STEPS:] for key in line)
+    has_programs |= bool({"python", "bash"} & config.box_tools(settings.episodes.environment).keys())
     return settings.verifiers.code_tier if has_programs else ""
 
 

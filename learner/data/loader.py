@@ -267,7 +267,7 @@ class Loader:
         if names is None or self._episode is None or not box_tools(self._episode.environment):
             return self._episode
         known = {tool["function"]["name"]: tool for tool in self._episode.tools}
-        if not isinstance(names, list) or any(name not in known for name in names):
+        if not isinstance(names, list) or any(name not in [*known] for name in names):
             raise DataError(
                 f"{place}: its column tools is {names!r}: give a list of tools that episodes.environment names "
                 f"({', '.join(known)})"

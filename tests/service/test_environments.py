@@ -39,20 +39,26 @@ class Acting(FakeRenderer):
 
 
 def trained(
-    service: Build, environment: str, act: Callable[[int], dict[str, Any]], *functions: str, group_size: int = 4
+    service: Build,
+    environment: str,
+    act: Callable[[int], dict[str, Any]],
+    *functions: str,
+    group_size: int = 4,
+    labelled: bool = False,
 ) -> Any:
-    """The service after some steps; each row is an episode without a label."""
-    settings, verifiers = Episodes(environment=environment), Verifiers(workers=1, functions=list(functions))
+    """The service after some steps; each row is an episode, with its level as a label of `math` or without one."""
+    settings = Episodes(environment=environment)
+    verifiers = Verifiers(workers=1, functions=list(functions), code_tier="landlock")
 
     def play() -> Play:
         return Play(ForkedEnvironments(settings, verifiers, STEPS), Acting(act), 4, 100, 400, 2)
 
     async def scenario() -> Any:
-        unlabelled: list[Row] = [
+        made: list[Row] = [
             row._replace(
                 messages=[{"role": "user", "content": f"problem {n}"}],
-                datasets=(),
-                ground_truths=(),
+                datasets=("math",) * labelled,
+                ground_truths=(str(n % 3),) * labelled,
                 columns={"level": n % 3},
                 episode=EpisodeStart(environment=environment),
             )
@@ -63,7 +69,7 @@ def trained(
              "sampling.max_tokens": 40,
              "episodes.environment": environment, "episodes.max_tokens": 400, "simulation.mean_tokens": 6,
              "simulation.tokens_per_s": 2000, "schedule.max_useless_groups": 1000},
-            clock=SystemClock(), num_actors=1, rows=unlabelled, play=play,
+            clock=SystemClock(), num_actors=1, rows=made, play=play,
             scorer=lambda: VerifierScorer(verifiers, STEPS),
         )  # fmt: skip
         assert (await run.run()).reason == f"all {STEPS} steps are done"
@@ -161,6 +167,30 @@ def test_a_registered_environment_of_gymnasium_trains(
     for record in run.rollouts:
         right = {one["turns"][-1]["reply"]["content"] for one in record["completions"] if one["exit"] == "done"}
         assert len(right) <= 1, "all answers to a row look for the same number"
+
+
+def test_a_policy_that_computes_with_python_and_submits_trains(service: Build) -> None:
+    def act(number: int) -> dict[str, Any]:
+        if number % 2:
+            return calls(("python", {"code": "times = globals().get('times', 0) + 1\ntimes"}))
+        return calls(("submit", {"answer": str(number // 2 % 3)}))
+
+    run = trained(service, "box:python,submit", act, labelled=True)
+    found = episodes(run)
+    for one in found:
+        last = one["turns"][-1]
+        results = [turn["messages"][0]["content"] for turn in one["turns"][1:]]
+        assert results == [f"{n}\n" for n in range(1, len(results) + 1)], "the state of this episode, and of no other"
+        submitted = last["reply"].get("submitted")
+        assert (submitted is None) == (one["exit"] == "max_turns")
+        if submitted is not None:
+            assert submitted == last["reply"]["tool_calls"][0]["function"]["arguments"]["answer"]
+    for record in run.rollouts:
+        for one in record["completions"]:
+            right = one["turns"][-1]["reply"].get("submitted") == record["ground_truths"][0]
+            assert one["reward"] == one["verdicts"]["math"]["reward"] == float(right)
+    assert any(len(one["turns"]) == 3 and one["exit"] == "done" for one in found), "python twice, then submit"
+    assert {0.0, 1.0} == {one["reward"] for one in found}
 
 
 BY_TOTAL = """

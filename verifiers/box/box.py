@@ -11,9 +11,11 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from olmorl.config import box_tools
+from olmorl.config import Verifiers, box_tools
+from olmorl.errors import ConfigError
 from olmorl.verifiers.box.submit_tool import Submit
 from olmorl.verifiers.box.tool import Tool, ToolSettings
+from olmorl.verifiers.code.sandbox import self_test
 from olmorl.verifiers.pool.worker import resolve
 
 
@@ -59,6 +61,12 @@ def _methods(tools: Mapping[str, Tool]) -> dict[str, Callable[..., Any]]:
 async def _awaited(found: Any) -> None:
     if inspect.isawaitable(found):
         await found
+
+
+async def check(environment: str, verifiers: Verifiers) -> None:
+    """Try the sandbox of the tools that run programs, once for all processes. Raises ConfigError if it fails."""
+    if "python" in box_tools(environment) and (reason := await self_test.refusal(verifiers)):
+        raise ConfigError(f"verifiers.code_tier = {verifiers.code_tier}: {reason}")
 
 
 def maker(environment: str, settings: ToolSettings) -> Callable[[], Box]:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
+from math import inf
 from typing import Any, NamedTuple, Protocol
 
 from olmorl.config import Verifiers
 from olmorl.verifiers.code.inside.output import Output
 
-LONGEST = 10_000
-"""Most characters of a result."""
 _SHARE = 0.8
 """Part of `episodes.timeout_s` that the calls of an answer may take. The rest is for what the tools do around them."""
 _LEAST_S = 0.05
+
+
+class ReportedError(str):
+    """A result that its tool says is an error."""
 
 
 class Tool(Protocol):
@@ -43,7 +46,7 @@ class AnswerTime:
         """The calls of an answer begin."""
         self._until = time.monotonic() + self._whole_s
 
-    def limit_s(self, own_s: float) -> float:
+    def limit_s(self, own_s: float = inf) -> float:
         """Seconds that the next call may take, at most `own_s`. Raises ValueError if none are left."""
         left = self._until - time.monotonic()
         if left < _LEAST_S:
@@ -61,6 +64,6 @@ class ToolSettings(NamedTuple):
 
 def bounded(text: str) -> str:
     """A result as the policy reads it: the middle of a long one is left out."""
-    output = Output(LONGEST)
+    output = Output()
     output.add(text)
     return output.text()

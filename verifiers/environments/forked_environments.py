@@ -15,6 +15,7 @@ from olmorl.config import Episodes, Verifiers, box_tools
 from olmorl.errors import ConfigError, EnvironmentFailed
 from olmorl.messages import ENVIRONMENT, Completion, Prompt, Verdict
 from olmorl.ports import EnvironmentStep
+from olmorl.verifiers.box import box
 from olmorl.verifiers.environments.played import Setup, Start
 from olmorl.verifiers.environments.tools import KEY, UNKNOWN, CountedCall, ToolCounts
 from olmorl.verifiers.functions.function_scorer import call_of, parse, verdicts_of
@@ -47,7 +48,7 @@ def schemas(settings: Episodes) -> tuple[dict[str, Any], ...]:
         # The library that writes schemas needs more memory than an environment.
         environments = ForkedEnvironments(settings, Verifiers(memory_mib=NO_LIMIT_MIB), shares=False)
         try:
-            await environments.start()
+            await environments.start_first()
             return tuple(await environments.ask(await environments.lend(), "make", None))
         finally:
             await environments.stop()
@@ -71,6 +72,7 @@ class ForkedEnvironments:
         assert settings.environment is not None
         self._name = settings.environment
         self._timeout_s = settings.timeout_s
+        self._verifiers = verifiers
         self.functions = parse(verifiers.functions)
         self.max_steps = max_steps
         specs = [function.spec for function in self.functions]
@@ -79,13 +81,22 @@ class ForkedEnvironments:
             settings.environment, settings.tool_role, verifiers.think_tags, specs, settings.timeout_s, programs
         )
         texts = box_tools(settings.environment).get("search")
-        shared = (_SHARE, texts) if shares and texts else None
-        load = (f"{_TASKS}load", setup)
-        self._fork_server = ForkServer(WorkerSettings((), load, verifiers.memory_mib, shared), START_S)
+        of_fork_server = WorkerSettings(
+            preload=(f"{_TASKS}shared",),
+            setup=(f"{_TASKS}load", setup),
+            memory_mib=verifiers.memory_mib,
+            shared=(_SHARE, texts) if shares and texts else None,
+        )
+        self._fork_server = ForkServer(of_fork_server, START_S)
         self._idle: list[Worker] = []
         self.tools = ToolCounts()
 
     async def start(self) -> None:
+        """Start one process. Raises ConfigError with the cause if it cannot, or if the sandbox of its tools fails."""
+        await box.check(self._name, self._verifiers)
+        await self.start_first()
+
+    async def start_first(self) -> None:
         """Start one process. Raises ConfigError with the cause if it cannot load the environment."""
         try:
             self._idle.append(await self._fork_server.start_worker())

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from olmorl.errors import first_cause
+from olmorl.verifiers.box.tool import ReportedError
 
 if TYPE_CHECKING:
     from mcp import Client, StdioServerParameters
@@ -83,10 +84,6 @@ class McpServer:
         size = os.fstat(descriptor).st_size
         words = os.pread(descriptor, _LAST_WORDS, max(size - _LAST_WORDS, 0)).decode(errors="replace")
         return ConnectionError(f"the MCP server gave no answer: {error}; it last wrote: {words.strip() or 'nothing'}")
-
-
-class ReportedError(str):
-    """A result that its tool says is an error."""
 
 
 class McpTool:

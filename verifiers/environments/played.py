@@ -26,10 +26,10 @@ from olmorl.config import Verifiers
 from olmorl.extension import load_function
 from olmorl.verifiers.box import box
 from olmorl.verifiers.box.box import Box
-from olmorl.verifiers.box.tool import AnswerTime, ToolSettings
+from olmorl.verifiers.box.tool import AnswerTime, ReportedError, ToolSettings
 from olmorl.verifiers.environments import gymnasium_environment, mcp_server
 from olmorl.verifiers.environments.gymnasium_environment import GymnasiumEnvironment
-from olmorl.verifiers.environments.mcp_server import McpServer, ReportedError
+from olmorl.verifiers.environments.mcp_server import McpServer
 from olmorl.verifiers.environments.tools import KEY, UNKNOWN, CountedCall, has_step, schemas_of, tools_of
 from olmorl.verifiers.functions import runner
 from olmorl.verifiers.pool.worker import describe
@@ -63,6 +63,10 @@ class _Worker:
     setup: Setup
     scored_here: tuple[str, ...] = ()
     loop: asyncio.AbstractEventLoop | None = None
+
+
+def shared() -> None:
+    """Called in the fork server: what this module imports is then in all processes, and in memory once."""
 
 
 def load(settings: Any) -> None:

@@ -35,6 +35,18 @@ def test_where_bubblewrap_is_missing_the_run_asks_for_the_weaker_one_by_name(
     assert capsys.readouterr().out == "programs of the model run in the sandbox landlock\n"
 
 
+def test_tools_that_run_programs_need_a_sandbox_as_verifiers_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    made = settings(tmp_path).model_copy(update={"episodes": config.Episodes(environment="box:python,submit")})
+    with pytest.raises(ConfigError, match="install the package bubblewrap"):
+        check_sandbox(with_named_sandbox(made), {"math"})
+    capsys.readouterr()
+    check_sandbox(made.model_copy(update={"episodes": config.Episodes(environment="box:submit")}), {"math"})
+    assert capsys.readouterr().out == ""
+
+
 def test_a_run_without_programs_needs_no_sandbox(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -78,6 +78,36 @@ def test_the_template_shows_the_tools_of_an_environment(tokenizer: Any, jsonl: C
     assert tokenizer.decode(only.token_ids) == "add;[user]2+2?[assistant]"
 
 
+def in_the_box(tokenizer: Any, environment: str = "box:python,submit") -> Loader:
+    tokenizer.chat_template = "{% for t in tools or [] %}{{ t.function.name }};{% endfor %}" + TEMPLATE
+    tools = tuple({"type": "function", "function": {"name": name, "parameters": {}}} for name in ("python", "submit"))
+    return Loader(Data(), tokenizer, Verifiers(), episode=EpisodeStart(environment=environment, tools=tools))
+
+
+def test_a_row_names_the_built_in_tools_that_its_prompt_shows(tokenizer: Any, jsonl: Callable[..., Path]) -> None:
+    chosen: list[Any] = [["submit"], ["submit", "python"], [], None]
+    path = str(jsonl(*(row("2+2?") | {"tools": names} for names in chosen), row("3+3?")))
+    found = in_the_box(tokenizer).load(path).rows
+    shown = [tokenizer.decode(one.token_ids).partition("[user]")[0] for one in found]
+    assert shown == ["submit;", "python;submit;", "", "python;submit;", "python;submit;"]
+    assert [
+        "".join(f"{tool['function']['name']};" for tool in one.episode.tools) for one in found if one.episode
+    ] == shown
+    own = in_the_box(tokenizer, "shop.py:Shop").load(path).rows
+    assert {len(one.episode.tools) for one in own if one.episode} == {2}, "the column is the user's own"
+
+
+@pytest.mark.parametrize("names", [["submit", "bash"], "submit", [["submit"]]])
+def test_a_tool_of_a_row_that_the_recipe_does_not_name_is_an_error_with_its_place(
+    tokenizer: Any, jsonl: Callable[..., Path], names: Any
+) -> None:
+    path = jsonl(row("2+2?"), row("3+3?") | {"tools": names})
+    with pytest.raises(DataError) as error:
+        in_the_box(tokenizer).load(str(path))
+    said = f"{path}:2: its column tools is {names!r}: give a list of tools that episodes.environment names"
+    assert str(error.value) == f"{said} (python, submit)"
+
+
 def test_a_base_model_gets_the_turns_parted_by_empty_lines(tokenizer: Any, jsonl: Callable[..., Path]) -> None:
     tokenizer.chat_template = None
     (only,) = loader(tokenizer, system_prompt="Sums.").load(str(jsonl(row("2+2?")))).rows

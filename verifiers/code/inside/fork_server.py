@@ -1,7 +1,7 @@
 """The long-lived process in the sandbox. It imports Python's modules once and forks the processes of each test.
 
-    sandbox.py -> fork server   the role of a test, with a socket that the test process gets
-    fork server -> sandbox.py   StartReport once, then one ProcessEnd per test
+    sandbox.py -> fork server   the role of a test or `session`, with a socket that the test or session process gets
+    fork server -> sandbox.py   StartReport once, then one ProcessEnd per test or session
 
 It never sees a program or a test, because those are sent on the socket of the test process.
 """
@@ -22,7 +22,7 @@ import threading
 import time
 from typing import Any
 
-from olmorl.verifiers.code.inside import trial
+from olmorl.verifiers.code.inside import session, trial
 from olmorl.verifiers.code.inside.bridge import standard_library
 from olmorl.verifiers.code.inside.bridge.codec import Codec
 from olmorl.verifiers.code.inside.bridge.peer import MessageLink, Peer
@@ -127,6 +127,8 @@ def _run(link: socket.socket, role: str, end: int, restrictions: Restrictions, s
         try:
             link.close()
             ours.close()
+            if role == "session":
+                session.run_session(socket.socket(fileno=end), theirs, restrictions, setup)
             trial.run_test(socket.socket(fileno=end), theirs, role, restrictions, setup)
         finally:
             os._exit(1)

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+LONGEST = 10_000
+"""Most characters that are kept."""
+_HALF = LONGEST // 2
+
 
 class Output:
-    """Keeps the first and the last half of `most` characters, and counts those in between."""
+    """Keeps the beginning and the end, and counts the characters in between."""
 
-    def __init__(self, most: int) -> None:
-        self._half = most // 2
+    def __init__(self) -> None:
         self._first = self._last = ""
         self._left_out = 0
 
     def add(self, part: str) -> None:
         """Take more text."""
-        room = self._half - len(self._first)
+        room = _HALF - len(self._first)
         self._first += part[:room]
         last = self._last + part[room:]
-        self._last = last[-self._half :]
+        self._last = last[-_HALF:]
         self._left_out += len(last) - len(self._last)
 
     def text(self) -> str:

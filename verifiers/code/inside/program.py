@@ -68,7 +68,7 @@ def _script(text: str) -> None:
     try:
         _execute(text, ModuleType("__main__"))
     except SystemExit as stop:
-        status = _status(stop.code)
+        status = exit_status(stop.code)
     except BaseException as error:  # a program may raise anything
         status = _EXIT_RAISED
         _say(error)
@@ -82,7 +82,8 @@ def _script(text: str) -> None:
     os._exit(status)
 
 
-def _status(code: Any) -> int:
+def exit_status(code: Any) -> int:
+    """The status of a process that ends with `SystemExit(code)`."""
     if code is None or code == 0:
         return 0
     return code & 0xFF if isinstance(code, int) else _EXIT_RAISED

@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from olmorl.verifiers.code.inside import program
@@ -40,16 +41,17 @@ def run_test(
     pipes = Pipes(setup.namespaces) if role == "stdio" else None
     ours, theirs = socket.socketpair()
     restrictions.isolate_next_child()
-    program = os.fork()
-    if program == 0:
-        _become_program(theirs, server, pipes, role, restrictions)
+    process = os.fork()
+    if process == 0:
+        streams = pipes.theirs if pipes is not None else (os.open(os.devnull, os.O_RDWR),) * 3
+        program.run(become_program(theirs, server, streams, restrictions), role)
     theirs.close()
     server.close()
     restrictions.restrict()
     report = MessageLink(end)
     try:
         text, given, altered = report.receive(), report.receive(), json.loads(report.receive())
-        trial, expected = Trial(program, MessageLink(ours), setup), ExpectedObjects(*altered)
+        trial, expected = Trial(process, MessageLink(ours), setup), ExpectedObjects(*altered)
         if pipes is not None:
             result = trial.run_script(text, given, pipes)
         else:
@@ -61,21 +63,20 @@ def run_test(
     os._exit(0)
 
 
-def _become_program(
-    end: socket.socket, server: socket.socket, pipes: Pipes | None, role: str, restrictions: Restrictions
-) -> None:
-    """Close all descriptors except the standard streams and one socket, then run the program. Never returns."""
+def become_program(
+    end: socket.socket, server: socket.socket, streams: Sequence[int], restrictions: Restrictions
+) -> socket.socket:
+    """Restrict this process, and close all descriptors but the standard streams and `end`, which is returned."""
     syscalls.die_with_parent()
     syscalls.hear_signals()
     if (listener := restrictions.ask_for_threads()) is not None:
         socket.send_fds(server, [b"threads"], [listener])
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for number, descriptor in enumerate(pipes.theirs if pipes is not None else (nothing,) * 3):
+    for number, descriptor in enumerate(streams):
         os.dup2(descriptor, number)
     os.dup2(end.detach(), 3)
     os.closerange(4, KEPT_FROM)
     restrictions.restrict()
-    program.run(socket.socket(fileno=3), role)
+    return socket.socket(fileno=3)
 
 
 class Trial:

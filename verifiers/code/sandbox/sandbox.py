@@ -124,7 +124,7 @@ class Sandbox:
     async def _attempt(self, job: ProgramTest, probe: bool) -> RunReport | Limit | Failed:
         """Run the test once. Returns a report, a limit, or a failure of the sandbox."""
         try:
-            process = self._idle.pop() if self._idle else await self._start()
+            process = self._idle.pop() if self._idle else await self.start_process()
         except SandboxStartFailed as error:
             return Failed("sandbox_start" if self.tier else "no_sandbox", str(error))
         self._busy.add(process)
@@ -152,8 +152,8 @@ class Sandbox:
         self.counters.kills += not ended.in_time
         return Limit("crash" if ended.in_time else "timeout")
 
-    async def _start(self) -> SandboxProcess:
-        """Start a sandbox process. Raises SandboxStartFailed when no tier works."""
+    async def start_process(self) -> SandboxProcess:
+        """Start a sandbox process in the best tier that works. Raises SandboxStartFailed when none does."""
         async with self._starting:
             self.counters.starts += 1
             for name in (self.tier,) if self.tier else tiers.names(self._settings):

@@ -1,4 +1,4 @@
-"""Starts a sandbox process, sends it one test at a time, and ends it, without blocking the event loop."""
+"""Starts a sandbox process, sends it one test or session at a time, and ends it, without blocking the event loop."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class SandboxLost(Exception):
 
 
 class SandboxProcess:
-    """Runs one test at a time. After `SandboxLost` it must not be used again."""
+    """Runs one test or session at a time. After `SandboxLost` it must not be used again."""
 
     def __init__(self, process: Process, control: socket.socket) -> None:
         self._process = process
@@ -94,21 +94,29 @@ class SandboxProcess:
 
     async def _run(self, job: ProgramTest) -> tuple[RunReport | None, ProcessEnd]:
         given = b"".join(HEADER.pack(len(part)) + part for part in job.parts())
-        ours, theirs = socket.socketpair()
-        with ours:
-            ours.setblocking(False)
-            with theirs:
-                socket.send_fds(self._control, [job.role.encode()], [theirs.fileno()])
+        with self.begin(job.role) as ours:
             # A test process may die before it has read everything. The fork server then reports its end.
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 await asyncio.get_running_loop().sock_sendall(ours, given)
             reply = await _until_closed(ours)
+        ended = await self.ended()
+        report = msgspec.json.decode(reply[HEADER.size :], type=RunReport) if reply and not ended.signal else None
+        return report, ended
+
+    def begin(self, role: str) -> socket.socket:
+        """Begin a test, or with the role `session` an interpreter. Returns its socket; `ended` must follow."""
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        with theirs:
+            socket.send_fds(self._control, [role.encode()], [theirs.fileno()])
+        return ours
+
+    async def ended(self) -> ProcessEnd:
+        """Wait until what began has ended. Raises ConnectionResetError if the sandbox process ended with it."""
         notice = await self._notice()
         if not notice:
             raise ConnectionResetError("the sandbox process ended")
-        ended = msgspec.json.decode(notice, type=ProcessEnd)
-        report = msgspec.json.decode(reply[HEADER.size :], type=RunReport) if reply and not ended.signal else None
-        return report, ended
+        return msgspec.json.decode(notice, type=ProcessEnd)
 
     async def _notice(self) -> bytes:
         try:

@@ -26,7 +26,7 @@ SENT = (
     "bridge.peer", "bridge.self_comparison", "bridge.program_handles", "bridge.remote", "bridge.expected_objects",
     "bridge.operators", "bridge.tester_handles", "bridge.streams", "testing.name_uses", "testing.coverage",
     "testing.name_lookup", "testing.pytest_stand_in", "testing.fixtures", "testing.collection", "testing.runner",
-    "program", "pipes", "trial", "fork_server",
+    "program", "pipes", "trial", "output", "interpreter", "session", "fork_server",
 )  # fmt: skip
 """The modules that a sandbox is sent, each after the modules that it imports."""
 NOBODY = 65534

@@ -61,7 +61,7 @@ def read(body: bytes, tool_role: str) -> ChatRequest:
     tools = () if found.get("tool_choice") == "none" else tuple(_tools(_field(found, "tools", list) or ()))
     written, digests = [], [_digest(b"", tools)]
     for number, message in enumerate(found["messages"]):
-        one = _message(message, number)
+        one = message_of(message, number)
         digests.append(after(digests[-1], one))
         written.append({**one, "role": tool_role} if one["role"] == "tool" else one)
     stop = _field(found, "stop", str, list) or ()
@@ -136,7 +136,7 @@ def _tools(tools: Any) -> Iterator[Message]:
         yield {"type": "function", "function": function}
 
 
-def _message(message: Any, number: int) -> Message:
+def message_of(message: Any, number: int) -> Message:
     """A message with the fields that chat templates read. Raises Refused."""
     if not isinstance(message, dict) or message.get("role") not in ROLES:
         raise Refused(f"messages[{number}]: a message has one of the roles {', '.join(ROLES)}")

@@ -1,9 +1,9 @@
 """`olmorl-verify`: scores completions in a file as a run would.
 
-scoring_job  input to output              reader        the rows
-scorer       their lines, by verifiers    writer        the output, and going on with it
-pass_rate    one row per prompt           summary       progress and the table
-input_files  checks of the files
+scoring_job  input to output              reader             the rows
+row_scoring  their lines, by verifiers    recorded_episodes  episodes, played again
+pass_rate    one row per prompt           writer             the output, and going on with it
+input_files  checks of the files          summary            progress and the table
 """
 
 from __future__ import annotations
@@ -41,6 +41,11 @@ in the order of the input:
   detail         one line about it
   seconds        spent on it
   verdicts       the same by verifier, where a row has several
+  exit           why an episode ended, and num_turns, its answers
+
+With episodes.environment in the recipe, a completion is an episode: messages, of which the answers are played into the
+environment again, or a completion of rollouts/, or a row of answers of olmorl-eval. An environment that fails, or does
+not end with the last answer, is an error_kind ("environment", "recording").
 
 examples:
   olmorl-verify answers.jsonl -o scores.jsonl                  score a file, on all cores
@@ -71,6 +76,11 @@ def _score(argv: Sequence[str] | None) -> int:
         return _self_test(settings)
     if arguments.input is None or arguments.output is None:
         raise ConfigError("give an input and an output: olmorl-verify IN.jsonl -o OUT.jsonl (see --help)")
+    if settings.episodes.agent is not None:
+        raise ConfigError(
+            "episodes.agent: an agent asks the policy itself, so recorded answers cannot be played to it; a recipe "
+            "without it scores their last answers with the verifiers"
+        )
     _check_files(arguments)
     return asyncio.run(_verify(arguments, settings))
 
@@ -170,9 +180,11 @@ def _descriptor(stream: TextIO | None) -> int:
 
 async def _verify(arguments: argparse.Namespace, settings: config.Config) -> int:
     """Score the input. Returns the exit code."""
+    from olmorl.deploy.verify.recorded_episodes import RecordedEpisodes
     from olmorl.deploy.verify.scoring_job import ScoringJob
     from olmorl.verifiers.scorer import VerifierScorer
 
+    episodes = RecordedEpisodes(settings) if settings.episodes.environment else None
     scorer = VerifierScorer(settings.verifiers, settings.schedule.steps)
     task = asyncio.current_task()
     assert task is not None
@@ -180,10 +192,14 @@ async def _verify(arguments: argparse.Namespace, settings: config.Config) -> int
         asyncio.get_running_loop().add_signal_handler(stop, task.cancel)
     try:
         await scorer.start()
-        await ScoringJob(arguments, settings, scorer).run()
+        if episodes is not None:
+            await episodes.start()
+        await ScoringJob(arguments, settings, scorer, episodes).run()
         return 0
     finally:
         await scorer.stop()
+        if episodes is not None:
+            await episodes.stop()
 
 
 def _self_test(settings: config.Config) -> int:

@@ -19,6 +19,10 @@ from olmorl.deploy.verify.input_files import STANDARD, check_rows
 from olmorl.errors import DataError
 from olmorl.learner.data.readers import read
 
+EPISODE = "episode"
+"""Column of an episode in the answers of olmorl-eval."""
+_ROLLOUTS = {"datasets": "dataset", "ground_truths": "ground_truth"}
+"""Columns of `rollouts/`, by their names in data."""
 MAX_LINE_BYTES = 1 << 30
 """The most bytes of a line from a pipe."""
 
@@ -33,6 +37,8 @@ class Item(NamedTuple):
     values: dict[str, Any]
     completions: tuple[str, ...]
     """Empty when the row is unusable."""
+    recorded: tuple[Any, ...] = ()
+    """The same as the row has them: texts, messages, completions of `rollouts/`, or an episode of olmorl-eval."""
     listed: bool = False
     """Whether it has a list of completions, not one."""
     problem: str = ""
@@ -115,11 +121,14 @@ def _item(place: str, content: bytes, settings: str, column: str, position: int,
     digest = blake2b(content, digest_size=8, key=blake2b(settings.encode(), digest_size=16).digest()).hexdigest()
     try:
         row = _parsed(content) if values is None else values
-        completions, listed = _completions(row, column)
+        recorded, listed = _completions(row, column)
+        completions = tuple(map(_text, recorded))
     except ValueError as error:
         return Item(place, digest, {}, (), problem=str(error), position=position)
-    rest = {key: value for key, value in row.items() if key not in (column, f"{column}s")}
-    return Item(place, digest, rest, completions, listed, position=position)
+    if isinstance(row.get(EPISODE), dict):
+        recorded = (row[EPISODE],)
+    rest = {_ROLLOUTS.get(key, key): value for key, value in row.items() if key not in (column, f"{column}s")}
+    return Item(place, digest, rest, completions, recorded, listed, position=position)
 
 
 def _parsed(content: bytes) -> dict[str, Any]:
@@ -132,22 +141,25 @@ def _parsed(content: bytes) -> dict[str, Any]:
     return row
 
 
-def _completions(row: dict[str, Any], column: str) -> tuple[tuple[str, ...], bool]:
+def _completions(row: dict[str, Any], column: str) -> tuple[tuple[Any, ...], bool]:
     """The completions of a row, and whether they were a list."""
     several, one = row.get(f"{column}s"), row.get(column)
     if several is not None:
         if not isinstance(several, list) or not several:
             raise ValueError(f"the column {column}s is no list of completions, or empty")
-        return tuple(map(_text, several)), True
+        return tuple(several), True
     if one is None:
         raise ValueError(f"no completion: neither a column {column} nor a column {column}s")
-    return (_text(one),), False
+    return (one,), False
 
 
 def _text(completion: Any) -> str:
-    """A completion may be text, or a conversation whose last turn it is."""
-    if isinstance(completion, list) and completion and isinstance(completion[-1], dict):
-        completion = completion[-1].get("content")
+    """A completion may be text, one of `rollouts/`, or a conversation whose last answer, or else last turn, it is."""
+    if isinstance(completion, dict):
+        completion = completion.get("text")
+    if isinstance(completion, list) and completion and all(isinstance(turn, dict) for turn in completion):
+        last = next((turn for turn in reversed(completion) if turn.get("role") == "assistant"), completion[-1])
+        completion = last.get("content") or ("" if last.get("tool_calls") else None)
     if not isinstance(completion, str):
         raise ValueError(f"a completion is text, or turns of a conversation, not {str(completion)[:80]!r}")
     return completion

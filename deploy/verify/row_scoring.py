@@ -13,10 +13,11 @@ from msgspec.structs import replace
 
 from olmorl.config import Config
 from olmorl.deploy.verify.reader import Item
+from olmorl.deploy.verify.recorded_episodes import RecordedEpisodes, Recording, recording_of
 from olmorl.deploy.verify.writer import Line
 from olmorl.errors import Unscorable
 from olmorl.learner.data.readers import Labelled, layout
-from olmorl.messages import Completion, Prompt, Span, Verdict, Version
+from olmorl.messages import ENVIRONMENT, Completion, Prompt, Span, Verdict, Version
 from olmorl.verifiers.scorer import VerifierScorer
 
 WINDOW = 256
@@ -49,15 +50,24 @@ class _Begun(NamedTuple):
 class Scoring:
     """Every completion of every row gets exactly one line, in the order of the input."""
 
-    def __init__(self, settings: Config, scorer: VerifierScorer, thinking_opened: bool) -> None:
+    def __init__(
+        self,
+        settings: Config,
+        scorer: VerifierScorer,
+        thinking_opened: bool,
+        episodes: RecordedEpisodes | None = None,
+    ) -> None:
         """
         Args:
             scorer: started, with the verifiers of `settings`.
             thinking_opened: the chat template opens the thinking tag, so that completions begin within it.
+            episodes: started, of a recipe with an environment.
         """
         self._settings = settings
         self._scorer = scorer
         self._thinking_opened = thinking_opened
+        self._episodes = episodes
+        self._needs_columns = bool(settings.verifiers.functions) or episodes is not None
         self._problems: dict[tuple[str, str], str | None] = {}
 
     async def run(self, rows: AsyncIterator[tuple[Item, list[Line] | None]]) -> AsyncGenerator[Scored, None]:
@@ -105,20 +115,46 @@ class Scoring:
         try:
             labelled = await self._labelled(item.values)
             tokens = self._tokens(item)
+            recordings = [] if self._episodes is None else _recordings(item)
         except ValueError as error:
             return [_bad(item, str(error), index) for index in range(len(item.completions))]
         prompt = self._prompt(item, labelled)
         started = time.perf_counter()
-        results = await scored(
-            self._scorer, prompt, [_completion(item, index, ids) for index, ids in enumerate(tokens)]
-        )
+        completions = [_completion(item, index, ids) for index, ids in enumerate(tokens)]
+        if self._episodes is None:
+            results = await scored(self._scorer, prompt, completions)
+        else:
+            results = await self._played(self._episodes, prompt, completions, recordings)
         seconds = (time.perf_counter() - started) / len(results)
         return [_line(item, index, result, seconds) for index, result in enumerate(results)]
 
+    async def _played(
+        self,
+        episodes: RecordedEpisodes,
+        prompt: Prompt,
+        completions: Sequence[Completion],
+        recordings: Sequence[Recording],
+    ) -> list[tuple[Completion, Unscorable | None]]:
+        """Play the episodes of a row again, and score those that could be played, as olmorl-eval does."""
+
+        async def play(completion: Completion, recording: Recording) -> Completion | Unscorable:
+            try:
+                episode = await episodes.play(prompt, completion.index, recording, completion.token_ids)
+                return replace(episode, index=completion.index)
+            except Unscorable as error:
+                return error
+
+        found = await asyncio.gather(*map(play, completions, recordings))
+        played = [one for one in found if isinstance(one, Completion)]
+        results = iter(await scored(self._scorer, prompt, played) if played else [])
+        return [
+            (_failed(completion, one), one) if isinstance(one, Unscorable) else next(results)
+            for completion, one in zip(completions, found, strict=True)
+        ]
+
     async def _labelled(self, values: Mapping[str, Any]) -> Labelled:
         """The row as in training. Raises ValueError for one that training would refuse."""
-        verifiers = self._settings.verifiers
-        candidate = layout(values, self._settings.data.default_verifier, bool(verifiers.functions), prompted=False)
+        candidate = layout(values, self._settings.data.default_verifier, self._needs_columns, prompted=False)
         reasons = {(name, id(label)): await self._problem(name, label) for name, label in candidate.labels}
         return candidate.labelled(lambda name, label: reasons[name, id(label)])
 
@@ -136,29 +172,31 @@ class Scoring:
 
     def _prompt(self, item: Item, labelled: Labelled) -> Prompt:
         return Prompt(
-            draw_id=item.position,
+            draw_id=draw_id if isinstance(draw_id := item.values.get("prompt_id"), int) else item.position,
             row=item.place,
             messages=labelled.messages,
             token_ids=np.zeros(0, np.int32),
             datasets=labelled.datasets,
             ground_truths=labelled.ground_truths,
-            columns=labelled.columns if self._settings.verifiers.functions else {},
+            columns=labelled.columns if self._needs_columns else {},
             thinking_opened=self._thinking_opened,
             group_size=len(item.completions),
             min_version=_START,
         )
 
     def _tokens(self, item: Item) -> list[list[int]]:
-        """Token ids of each completion, for functions and lengths; empty without a column completion_ids.
+        """Token ids of each completion, for functions and lengths; empty where the row has none.
 
         Raises:
             ValueError: the column is of another form.
         """
         given, number = item.values.get("completion_ids"), len(item.completions)
         if given is None:
-            return [[]] * number
+            given = [one.get("token_ids", []) if isinstance(one, dict) else [] for one in item.recorded]
+        elif not item.listed:
+            given = [given]
         try:
-            tokens = msgspec.convert(given if item.listed else [given], list[list[Token]])
+            tokens = msgspec.convert(given, list[list[Token]])
         except msgspec.ValidationError as error:
             raise ValueError(f"the column completion_ids holds no lists of tokens: {error}") from None
         if len(tokens) != number:
@@ -185,13 +223,28 @@ def _weighed(scorer: VerifierScorer, prompt: Prompt, completion: Completion) -> 
         return completion, error
 
 
+def _failed(completion: Completion, error: Unscorable) -> Completion:
+    verdict = Verdict(reward=None, error_kind=error.error_kind, detail=error.detail)
+    return replace(completion, verdicts={ENVIRONMENT: verdict})
+
+
+def _recordings(item: Item) -> list[Recording]:
+    """The recorded answers of each completion. Raises ValueError."""
+    return [recording_of(one, _is_cut(item, index)) for index, one in enumerate(item.recorded)]
+
+
+def _is_cut(item: Item, index: int) -> bool:
+    one = item.recorded[index]
+    return (one if isinstance(one, dict) and "finish_reason" in one else item.values).get("finish_reason") == "length"
+
+
 def _completion(item: Item, index: int, tokens: Sequence[int]) -> Completion:
     return Completion(
         index=index,
         token_ids=np.array(tokens, np.int32),
         logprobs=np.zeros(0, np.float32),
         spans=(Span(_START, 0, 0),),
-        finish_reason="length" if item.values.get("finish_reason") == "length" else "stop",
+        finish_reason="length" if _is_cut(item, index) else "stop",
         text=item.completions[index],
     )
 
@@ -213,7 +266,9 @@ def _bad(item: Item, reason: str, index: int = 0) -> Line:
 
 
 def _line(item: Item, index: int, result: tuple[Completion, Unscorable | None], elapsed: float) -> Line:
-    return _head(item, index) | verdict_fields(*result, elapsed)
+    completion, _ = result
+    played = {"exit": completion.exit, "num_turns": len(completion.turns)} if completion.turns else {}
+    return _head(item, index) | verdict_fields(*result, elapsed) | played
 
 
 def verdict_fields(completion: Completion, error: Unscorable | None, elapsed: float) -> Line:

@@ -14,6 +14,7 @@ from olmorl.config import Config
 from olmorl.deploy.verify.input_files import STANDARD
 from olmorl.deploy.verify.pass_rate import PassRates
 from olmorl.deploy.verify.reader import items, size
+from olmorl.deploy.verify.recorded_episodes import RecordedEpisodes
 from olmorl.deploy.verify.row_scoring import BAD_ROW, Scoring
 from olmorl.deploy.verify.summary import Display, People, Tally
 from olmorl.deploy.verify.writer import Scores, opened
@@ -22,16 +23,23 @@ from olmorl.verifiers.scorer import VerifierScorer
 
 _NOT_OF_THE_VERDICT = {"workers", "timeout_s", "function_timeout_s"}
 """Settings that may change before a job is resumed."""
+_OF_EPISODES = {"environment", "max_turns", "tool_role"}
 
 
 class ScoringJob:
     """Every row of the input gets its lines of output. An interrupted output ends with a whole line."""
 
-    def __init__(self, arguments: argparse.Namespace, settings: Config, scorer: VerifierScorer) -> None:
-        """`scorer` is started, with the verifiers of `settings`."""
+    def __init__(
+        self,
+        arguments: argparse.Namespace,
+        settings: Config,
+        scorer: VerifierScorer,
+        episodes: RecordedEpisodes | None = None,
+    ) -> None:
+        """`scorer` is started, with the verifiers of `settings`, and so is `episodes`, with its environment."""
         self._arguments = arguments
         self._fingerprint = _fingerprint(arguments, settings)
-        self._scoring = Scoring(settings, scorer, arguments.thinking_opened)
+        self._scoring = Scoring(settings, scorer, arguments.thinking_opened, episodes)
         self._tally = Tally()
 
     async def run(self) -> None:
@@ -120,8 +128,10 @@ def _drop_empty(output: str) -> None:
 def _fingerprint(arguments: argparse.Namespace, settings: Config) -> str:
     """The settings that a line depends on, in addition to its row."""
     verifiers = settings.verifiers.model_dump(mode="json", exclude=_NOT_OF_THE_VERDICT)
+    episodes = settings.episodes
+    played = [episodes.model_dump(mode="json", include=_OF_EPISODES)] if episodes.environment else []
     given = (
         verifiers, settings.data.default_verifier, arguments.completion, arguments.thinking_opened,
-        settings.schedule.steps if settings.verifiers.functions else None,
+        settings.schedule.steps if settings.verifiers.functions else None, *played,
     )  # fmt: skip
     return json.dumps(given, sort_keys=True)

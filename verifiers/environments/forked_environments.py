@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec import UNSET
 
-from olmorl.config import Episodes, Verifiers
+from olmorl.config import Episodes, Verifiers, box_tools
 from olmorl.errors import ConfigError, EnvironmentFailed
 from olmorl.messages import ENVIRONMENT, Completion, Prompt, Verdict
 from olmorl.ports import EnvironmentStep
@@ -24,6 +24,7 @@ from olmorl.verifiers.pool.fork_server import DeadlineMissed, ForkServer, Worker
 from olmorl.verifiers.pool.worker import WorkerSettings
 
 _TASKS = "olmorl.verifiers.environments.played:"
+_SHARE = "olmorl.verifiers.box.search_tool:share"
 START_S = 60.0
 """Deadline of the start of a process, the import of the user's code included."""
 CLOSE_S = 5.0
@@ -45,7 +46,7 @@ def schemas(settings: Episodes) -> tuple[dict[str, Any], ...]:
 
     async def ask() -> tuple[dict[str, Any], ...]:
         # The library that writes schemas needs more memory than an environment.
-        environments = ForkedEnvironments(settings, Verifiers(memory_mib=NO_LIMIT_MIB))
+        environments = ForkedEnvironments(settings, Verifiers(memory_mib=NO_LIMIT_MIB), shares=False)
         try:
             await environments.start_first()
             return tuple(await environments.ask(await environments.lend(), "make", None))
@@ -63,8 +64,11 @@ def schemas(settings: Episodes) -> tuple[dict[str, Any], ...]:
 class ForkedEnvironments:
     """A process has one episode at a time. One that failed, or did not answer in time, is killed."""
 
-    def __init__(self, settings: Episodes, verifiers: Verifiers, max_steps: int = 0) -> None:
-        """`verifiers` has the memory of a process, and reward functions. They may ask for `max_steps` of the run."""
+    def __init__(self, settings: Episodes, verifiers: Verifiers, max_steps: int = 0, shares: bool = True) -> None:
+        """`verifiers` has the memory of a process, and reward functions. They may ask for `max_steps` of the run.
+
+        With `shares` the first start takes as long as an index of `search`, which all processes then share.
+        """
         assert settings.environment is not None
         self._name = settings.environment
         self._timeout_s = settings.timeout_s
@@ -76,9 +80,14 @@ class ForkedEnvironments:
         setup = Setup(
             settings.environment, settings.tool_role, verifiers.think_tags, specs, settings.timeout_s, programs
         )
-        self._fork_server = ForkServer(
-            WorkerSettings((f"{_TASKS}shared",), (f"{_TASKS}load", setup), verifiers.memory_mib), START_S
+        texts = box_tools(settings.environment).get("search")
+        of_fork_server = WorkerSettings(
+            preload=(f"{_TASKS}shared",),
+            setup=(f"{_TASKS}load", setup),
+            memory_mib=verifiers.memory_mib,
+            shared=(_SHARE, texts) if shares and texts else None,
         )
+        self._fork_server = ForkServer(of_fork_server, START_S)
         self._idle: list[Worker] = []
         self.tools = ToolCounts()
 

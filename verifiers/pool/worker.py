@@ -45,6 +45,8 @@ class WorkerSettings(msgspec.Struct, frozen=True):
     """A task and its arguments, called in each new worker before its first call."""
     memory_mib: int = 1024
     """The memory that a worker may allocate after its setup."""
+    shared: tuple[str, Any] | None = None
+    """A task and its arguments, called in the fork server too. If it fails, so does the setup, which can say why."""
 
 
 def main(argv: list[str]) -> None:
@@ -57,6 +59,10 @@ def main(argv: list[str]) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for name in settings.preload:
         resolve(name)()
+    if settings.shared is not None:
+        task, args = settings.shared
+        with contextlib.suppress(Exception):
+            resolve(task)(args)
     gc.collect()
     gc.freeze()
     with contextlib.suppress(ConnectionError):  # the connection is reset if the pool closes with unread messages

@@ -240,6 +240,23 @@ async def test_a_preload_that_fails_is_noticed_at_once() -> None:
         await pool.start()
 
 
+async def test_what_the_fork_server_made_is_shared_and_its_failure_is_told_by_the_set_up() -> None:
+    def server(task: str, args: str, setup: str) -> ForkServer:
+        return ForkServer(WorkerSettings(setup=("builtins:exec", setup), shared=(task, args)), 60.0)
+
+    made = server("builtins:exec", "import os, sys; sys.made_by = os.getpid()", "assert sys.made_by == os.getppid()")
+    try:
+        assert (await made.start_worker()).alive
+    finally:
+        made.close()
+    failing = server("builtins:open", "/nowhere/docs.jsonl", "open('/nowhere/docs.jsonl')")
+    try:
+        with pytest.raises(WorkerStartFailed, match=r"No such file or directory: '/nowhere/docs\.jsonl'"):
+            await failing.start_worker()
+    finally:
+        failing.close()
+
+
 async def test_a_set_up_that_hangs_is_given_up() -> None:
     pool = Pool(1, timeout_s=1.0, setup=("time:sleep", 60), start_timeout_s=1.5)
     with pytest.raises(WorkerStartFailed, match="not ready after"):

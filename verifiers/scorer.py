@@ -99,7 +99,7 @@ class VerifierScorer:
 
     async def verify(self, prompt: Prompt, completion: Completion) -> dict[str, Verdict]:
         """The verdict of each built-in verifier, by name. The second use of a name is called `name#2`."""
-        text = completion.submitted if completion.turns else None
+        text = None if completion.episode is UNSET else completion.submitted
         if text is None:
             text = strip_thinking(_sendable(completion.text), *self._settings.think_tags, prompt.thinking_opened)
         keys = numbered(prompt.datasets)

@@ -23,6 +23,7 @@ import numpy.typing as npt
 from olmorl.config import Data, Evaluation, Model, Verifiers, box_tools
 from olmorl.errors import DataError, ModelError, UserError, of_key
 from olmorl.extension import load_function
+from olmorl.file_tree import row_files
 from olmorl.learner.data import chat_templates
 from olmorl.learner.data.readers import Candidate, Labelled, Problem, layout, parse_spec, read
 from olmorl.learner.data.stream import Source
@@ -262,7 +263,10 @@ class Loader:
 
         Raises:
             DataError: the recipe does not list one of them.
+            ValueError: its column `files` is no tree for the tool `bash`.
         """
+        if self._episode is not None and "bash" in box_tools(self._episode.environment):
+            row_files(columns.get("files"))
         names = columns.get("tools")
         if names is None or self._episode is None or not box_tools(self._episode.environment):
             return self._episode

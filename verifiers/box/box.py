@@ -6,6 +6,7 @@ the live environment: `environments[0].bash`, and what was given to `submit` in 
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -13,6 +14,7 @@ from typing import Any
 
 from olmorl.config import Verifiers, box_tools
 from olmorl.errors import ConfigError
+from olmorl.verifiers.box import bash_tool
 from olmorl.verifiers.box.submit_tool import Submit
 from olmorl.verifiers.box.tool import Tool, ToolSettings
 from olmorl.verifiers.code.sandbox import self_test
@@ -65,8 +67,11 @@ async def _awaited(found: Any) -> None:
 
 async def check(environment: str, verifiers: Verifiers) -> None:
     """Try the sandbox of the tools that run programs, once for all processes. Raises ConfigError if it fails."""
-    if "python" in box_tools(environment) and (reason := await self_test.refusal(verifiers)):
+    tools = box_tools(environment)
+    if "python" in tools and (reason := await self_test.refusal(verifiers)):
         raise ConfigError(f"verifiers.code_tier = {verifiers.code_tier}: {reason}")
+    if "bash" in tools and (reason := await asyncio.to_thread(bash_tool.refusal, verifiers)):
+        raise ConfigError(f"episodes.environment = {environment!r}: {reason}")
 
 
 def maker(environment: str, settings: ToolSettings) -> Callable[[], Box]:

@@ -70,6 +70,16 @@ def test_rows_of_an_environment_keep_their_columns_and_need_no_label(
     assert prompt.episode is UNSET
 
 
+def test_rows_whose_files_lead_out_of_the_tree_of_bash_are_refused(tokenizer: Any, jsonl: Callable[..., Path]) -> None:
+    path = str(jsonl(row("1", files={"a.txt": "x"}), row("2", files={"../../etc/passwd": "x"}), row("3")))
+    ours = Loader(Data(), tokenizer, Verifiers(), episode=EpisodeStart(environment="box:bash,submit"))
+    assert [one.row for one in ours.load(path).rows] == [f"{path}:1", f"{path}:3"]
+    reason = "its column files has '../../etc/passwd', which is no relative path inside of the tree"
+    assert ours.report.reasons == [f"{path}:2: {reason}"]
+    without = Loader(Data(), tokenizer, Verifiers(), episode=EpisodeStart(environment="box:submit"))
+    assert len(without.load(path).rows) == 3
+
+
 def test_the_template_shows_the_tools_of_an_environment(tokenizer: Any, jsonl: Callable[..., Path]) -> None:
     tokenizer.chat_template = "{% for t in tools or [] %}{{ t.function.name }};{% endfor %}" + TEMPLATE
     tool = {"type": "function", "function": {"name": "add", "parameters": {}}}

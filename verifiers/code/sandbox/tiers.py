@@ -8,7 +8,7 @@ import shutil
 import stat
 import sys
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -58,7 +58,7 @@ def names(settings: Verifiers) -> tuple[str, ...]:
 
 def tier(name: str, settings: Verifiers, number: int) -> Tier:
     """How to start sandbox process `number`. Raises FileNotFoundError when a program for it is missing."""
-    uid = _THROWAWAY_UIDS[(os.getpid() * 31 + number) % len(_THROWAWAY_UIDS)] if os.getuid() == 0 else None
+    uid = unprivileged_uid(number)
     python = Python(("numpy",) if settings.code_allow_numpy else ())
     setup = SandboxSetup(
         tier=name,
@@ -71,14 +71,19 @@ def tier(name: str, settings: Verifiers, number: int) -> Tier:
         packages=list(python.packages),
         packages_at=str(python.packages_at),
     )
-    command = [str(python.executable), "-I", "-S", "-B", "-X", "utf8", "-c", source("boot"), "{control}"]
+    command = [*python.boot(), "{control}"]
     if name == "bubblewrap":
-        command = _bubblewrap(python) + command
+        command = [*_bubblewrap(python), *command]
         if uid is not None:
-            command = _descending(python, uid, command)
+            command = descending(python.executable, python.folders(), uid, command)
     # Each further malloc arena would use 64 MiB of the address space, which is limited.
     environment = {"MALLOC_ARENA_MAX": "1", "LD_LIBRARY_PATH": python.search_path()}
-    return Tier(name, command, _parcel(SENT, "fork_server", setup._asdict()).encode(), environment)
+    return Tier(name, command, parcel(sources(SENT), f"{_INSIDE}.fork_server", setup._asdict()).encode(), environment)
+
+
+def unprivileged_uid(number: int) -> int | None:
+    """The user of sandbox `number` of this process; None to stay the same user, where it is not root."""
+    return _THROWAWAY_UIDS[(os.getpid() * 31 + number) % len(_THROWAWAY_UIDS)] if os.getuid() == 0 else None
 
 
 class Python:
@@ -100,6 +105,14 @@ class Python:
         """The search path of shared libraries. The sandbox has no ld.so.cache, so the interpreter needs it."""
         given = os.environ.get("LD_LIBRARY_PATH")
         return os.pathsep.join((str(self.stdlib.parent), *([given] if given else [])))
+
+    def boot(self) -> list[str]:
+        """The command that runs `boot`, without its arguments."""
+        return [str(self.executable), "-I", "-S", "-B", "-X", "utf8", "-c", source("boot")]
+
+    def folders(self) -> tuple[Path, ...]:
+        """What the interpreter needs in a file system of its own."""
+        return (self.executable, *self.libraries(), *self.package_folders())
 
     def hidden(self) -> list[Path]:
         """Folders with installed packages inside the interpreter's folders. Programs must not see them."""
@@ -124,22 +137,32 @@ def source(module: str) -> str:
     return _FOLDER.joinpath(*module.split(".")).with_suffix(".py").read_text(encoding="utf-8")
 
 
-def _parcel(modules: Sequence[str], entry: str, settings: dict[str, Any]) -> str:
+def sources(modules: Iterable[str]) -> list[tuple[str, str]]:
+    """The full names and the sources of modules of `inside`."""
+    return [(f"{_INSIDE}.{name}", source(name)) for name in modules]
+
+
+def parcel(sent: Sequence[tuple[str, str]], entry: str, settings: dict[str, Any]) -> str:
     """The JSON input of `boot`: the modules with their sources, the module to start, and its settings."""
-    return json.dumps(([(f"{_INSIDE}.{name}", source(name)) for name in modules], f"{_INSIDE}.{entry}", settings))
+    return json.dumps((sent, entry, settings))
 
 
-def _bubblewrap(python: Python) -> list[str]:
-    """The command prefix: all namespaces, and a file system with only an interpreter and an empty /tmp."""
+def new_namespaces() -> list[str]:
+    """The command of bubblewrap without a file system. Raises FileNotFoundError when it is not installed."""
     program = shutil.which("bwrap")
     if program is None:
         raise FileNotFoundError("bwrap is not on PATH; install the package bubblewrap")
     command = [program, "--unshare-all", "--unshare-user", "--die-with-parent", "--new-session"]
     command += ["--hostname", "sandbox", "--uid", str(NOBODY), "--gid", str(NOBODY)]
     # The capability is valid only in the new user namespace. Each test needs it to mount its own /tmp.
-    command += ["--cap-add", "CAP_SYS_ADMIN"]
-    for path in (python.executable, *python.libraries(), *python.package_folders()):
-        command += _at_its_place(path)
+    return [*command, "--cap-add", "CAP_SYS_ADMIN"]
+
+
+def _bubblewrap(python: Python) -> list[str]:
+    """The command prefix: all namespaces, and a file system with only an interpreter and an empty /tmp."""
+    command = new_namespaces()
+    for path in python.folders():
+        command += at_its_place(path)
     for path in python.hidden():
         command += ["--tmpfs", str(path), "--remount-ro", str(path)]
     for device in (os.devnull, "/dev/urandom"):
@@ -148,22 +171,20 @@ def _bubblewrap(python: Python) -> list[str]:
     return [*command, "--dir", "/tmp", "--remount-ro", "/", "--chdir", "/", "--"]
 
 
-def _at_its_place(path: Path) -> list[str]:
+def at_its_place(path: Path) -> list[str]:
+    """The arguments of bubblewrap that show a file or folder, for reading."""
     if path.is_symlink() and path.parent == Path("/"):
         return ["--symlink", str(path.readlink()), str(path)]
     return ["--ro-bind-try", str(path), str(path)]
 
 
-def _descending(python: Python, uid: int, command: list[str]) -> list[str]:
-    """The command that changes from root to user `uid` and then runs `command`."""
+def descending(executable: Path, paths: Iterable[Path], uid: int, command: list[str]) -> list[str]:
+    """The command that changes from root to user `uid`, who can read `paths`, and then runs `command`."""
     blocked: dict[str, list[str]] = {}
-    for path in (python.executable, *python.libraries(), *python.package_folders()):
+    for path in paths:
         barred = [str(folder) for folder in path.resolve().parents if not folder.stat().st_mode & stat.S_IXOTH]
         if barred:
             blocked.setdefault(barred[-1], []).append(str(path))
-    parcel = _parcel(
-        ("isolation.syscalls", "isolation.drop_root"),
-        "isolation.drop_root",
-        {"uid": uid, "blocked": blocked, "command": command},
-    )
-    return [str(python.executable), "-I", "-S", "-B", "-c", source("boot"), "{control}", parcel]
+    settings = {"uid": uid, "blocked": blocked, "command": command}
+    sent = parcel(sources(("isolation.syscalls", "isolation.drop_root")), f"{_INSIDE}.isolation.drop_root", settings)
+    return [str(executable), "-I", "-S", "-B", "-c", source("boot"), "{control}", sent]

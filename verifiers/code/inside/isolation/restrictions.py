@@ -12,7 +12,7 @@ OPEN_FILES = 64
 PROCESSES = 64
 """The most processes and threads of one sandbox; without namespaces, the most threads of one program."""
 STACK_BYTES = 64 << 20
-_COUNTS_PER_SANDBOX = (5, 14)
+COUNTS_PER_SANDBOX = (5, 14)
 """The first kernel version that counts the processes of each user namespace separately."""
 
 
@@ -56,14 +56,14 @@ class Restrictions:
         setup = self._setup
         # The rules open files, which needs the original user.
         ruleset = landlock.rules(setup.readable, [os.devnull]) if setup.tier == "landlock" else None
-        _limit(resource.RLIMIT_CORE, 0)
-        _limit(resource.RLIMIT_NOFILE, OPEN_FILES)
-        _limit(resource.RLIMIT_FSIZE, setup.disk_mib << 20)
+        limit(resource.RLIMIT_CORE, 0)
+        limit(resource.RLIMIT_NOFILE, OPEN_FILES)
+        limit(resource.RLIMIT_FSIZE, setup.disk_mib << 20)
         resource.setrlimit(resource.RLIMIT_STACK, (_below(resource.RLIMIT_STACK, STACK_BYTES),) * 2)
         if setup.uid is not None:
             syscalls.become(setup.uid)
-        if setup.uid is not None or (setup.namespaces and _release() >= _COUNTS_PER_SANDBOX):
-            _limit(resource.RLIMIT_NPROC, PROCESSES)
+        if setup.uid is not None or (setup.namespaces and release() >= COUNTS_PER_SANDBOX):
+            limit(resource.RLIMIT_NPROC, PROCESSES)
         syscalls.gain_nothing_more()
         if ruleset is not None:
             landlock.restrict(ruleset)
@@ -86,8 +86,8 @@ class Restrictions:
 
     def restrict(self) -> None:
         """Apply the remaining restrictions, before untrusted code runs. The process must have one thread."""
-        _limit(resource.RLIMIT_AS, self._setup.memory_mib << 20)
-        _limit(resource.RLIMIT_CPU, max(1, round(self._setup.cpu_s)))
+        limit(resource.RLIMIT_AS, self._setup.memory_mib << 20)
+        limit(resource.RLIMIT_CPU, max(1, round(self._setup.cpu_s)))
         syscalls.hide_memory()
         if self._setup.namespaces:
             syscalls.drop_capabilities()
@@ -95,7 +95,8 @@ class Restrictions:
             seccomp.restrict(seccomp.for_process(self._filter, os.getpid()))
 
 
-def _limit(what: int, value: int) -> None:
+def limit(what: int, value: int) -> None:
+    """Lower a limit of this process and its children, permanently."""
     resource.setrlimit(what, (_below(what, value),) * 2)
 
 
@@ -105,5 +106,6 @@ def _below(what: int, value: int) -> int:
     return value if hard == resource.RLIM_INFINITY else min(value, hard)
 
 
-def _release() -> tuple[Any, ...]:
+def release() -> tuple[Any, ...]:
+    """The kernel's version, such as (5, 14)."""
     return tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2])

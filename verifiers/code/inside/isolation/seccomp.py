@@ -3,7 +3,7 @@
 A Python program can compute, use its open files, and start threads. It cannot start programs (execve) or processes
 (fork), open sockets except connected pairs, name the receiver of a message, trace, mount, read the memory of other
 processes, change their priorities or limits, or change owners, modes and times of files. It can send signals only to
-itself.
+itself. `for_programs` is a wider filter, for the shell of an episode.
 """
 
 from __future__ import annotations
@@ -38,15 +38,38 @@ exit:60:93 exit_group:231:94 restart_syscall:219:128 wait4:61:260 waitid:247:95
 """
 """Name, number on x86_64, number on aarch64. The last is empty for calls that aarch64 lacks."""
 
+_FOR_PROGRAMS = """
+execve:59:221 execveat:322:281 fork:57: vfork:58: kill:62:129 tkill:200:130 tgkill:234:131 setpgid:109:154
+setsid:112:157 prctl:157:167 arch_prctl:158: capget:125:90 getpriority:140:141 setpriority:141:140
+sched_setaffinity:203:122 sched_getscheduler:145:120 sched_getparam:143:121 sched_get_priority_max:146:125
+sched_get_priority_min:147:126 fcntl:72:25 creat:85: truncate:76:45 link:86: linkat:265:37 mknod:133: mknodat:259:33
+chmod:90: fchmod:91:52 fchmodat:268:53 fchmodat2:452:452 chown:92: fchown:93:55 lchown:94: fchownat:260:54 utime:132:
+utimes:235: futimesat:261: utimensat:280:88 statfs:137:43 fstatfs:138:44 fchdir:81:50 flock:73:32 readahead:187:213
+fadvise64:221:223 sendfile:40:71 splice:275:76 tee:276:77 copy_file_range:326:285 preadv:295:69 pwritev:296:70
+preadv2:327:286 pwritev2:328:287 mincore:27:232 msync:26:227 getxattr:191:8 lgetxattr:192:9 fgetxattr:193:10
+listxattr:194:11 llistxattr:195:12 flistxattr:196:13 setxattr:188:5 lsetxattr:189:6 fsetxattr:190:7 removexattr:197:14
+lremovexattr:198:15 fremovexattr:199:16 openat2:437:437 connect:42:203 bind:49:200 listen:50:201 accept:43:202
+accept4:288:242 sendto:44:206 sendmsg:46:211 recvmsg:47:212 recvmmsg:299:243 sendmmsg:307:269
+socketpair:53:199 inotify_init:253: inotify_init1:294:26 inotify_add_watch:254:27 inotify_rm_watch:255:28
+timerfd_create:283:85 timerfd_settime:286:86 timerfd_gettime:287:87 timer_create:222:107 timer_settime:223:110
+timer_gettime:224:108 timer_delete:226:111 timer_getoverrun:225:109 signalfd:282: signalfd4:289:74 eventfd:284:
+epoll_pwait2:441:441 pidfd_open:434:434 pidfd_send_signal:424:424 rt_sigqueueinfo:129:138
+"""
+"""What programs may call besides, where a namespace keeps their processes, files and sockets apart."""
+
 _CONDITIONAL = """
 clone:56:220 clone3:435:435 kill:62:129 tgkill:234:131 fcntl:72:25 ioctl:16:29 socketpair:53:199 prlimit64:302:261
-sendto:44:206
+sendto:44:206 socket:41:198 mmap:9:222 setsockopt:54:208
 """
 _MACHINES = {"x86_64": (1, 0xC000003E), "aarch64": (2, 0xC00000B7)}
 """For each machine, the column in the tables and the kernel's number of the architecture."""
 
 _CLONE_THREAD = 0x00010000
-_AF_UNIX = 1
+_CLONE_NAMESPACES = 0x7E020000
+_AF_UNIX, _AF_INET, _AF_INET6 = 1, 2, 10
+_MAP_SHARED_ANONYMOUS = 0x21
+_BUFFER_SIZES = (7, 8, 32, 33)
+"""Options of sockets: the sizes of their buffers."""
 _FCNTLS = (0, 1, 2, 3, 4, 1030)
 """Duplicate a descriptor, and get and set its flags. Setting the receiver of its signals is refused."""
 _IOCTLS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
@@ -56,7 +79,7 @@ _PR_SET_SECCOMP = 22
 _MODE_FILTER = 2
 _SECCOMP = {"x86_64": 317, "aarch64": 277}
 _NEW_LISTENER = 8
-_LOAD, _JUMP_EQUAL, _JUMP_BITS, _RETURN = 0x20, 0x15, 0x45, 0x06
+_LOAD, _AND, _JUMP_EQUAL, _JUMP_BITS, _RETURN = 0x20, 0x54, 0x15, 0x45, 0x06
 _ALLOW, _KILL, _ERROR, _ASK = 0x7FFF0000, 0x80000000, 0x00050000, 0x7FC00000
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
 
@@ -76,14 +99,8 @@ def ask_for_threads() -> int:
     """Make each new thread of this process wait for an answer. Returns the descriptor that `Threads` answers on."""
     machine = os.uname().machine
     column, architecture = _MACHINES[machine]
-    code = [
-        _step(_LOAD, _ARCHITECTURE),
-        _step(_JUMP_EQUAL, architecture, 1, 0),
-        _step(_RETURN, _KILL),
-        _step(_LOAD, _NUMBER),
-        *_if(_numbers(_CONDITIONAL, column)["clone"], [_step(_RETURN, _ASK)]),
-        _step(_RETURN, _ALLOW),
-    ]
+    asks = _if(_numbers(_CONDITIONAL, column)["clone"], [_step(_RETURN, _ASK)])
+    code = [*_start(architecture), *asks, _step(_RETURN, _ALLOW)]
     asking = _Program(len(code), b"".join(code))
     return call("syscall", _SECCOMP[machine], 1, _NEW_LISTENER, ctypes.byref(asking))
 
@@ -126,14 +143,7 @@ def compiled() -> bytes:
     """The filter without the conditions on signals. `for_process` adds those, because they need the process id."""
     column, architecture = _MACHINES[os.uname().machine]
     numbers = _numbers(_CONDITIONAL, column)
-    code = [
-        _step(_LOAD, _ARCHITECTURE),
-        _step(_JUMP_EQUAL, architecture, 1, 0),
-        _step(_RETURN, _KILL),
-        _step(_LOAD, _NUMBER),
-    ]
-    for number in _numbers(_ALLOWED, column).values():
-        code += [_step(_JUMP_EQUAL, number, 0, 1), _step(_RETURN, _ALLOW)]
+    code = [*_start(architecture), *_always(_ALLOWED, column)]
     code += _if(numbers["clone"], _argument(0, (_CLONE_THREAD,), _JUMP_BITS))
     # With ENOSYS the C library falls back to clone, whose flags the filter can read.
     code += _if(numbers["clone3"], [_step(_RETURN, _ERROR | errno.ENOSYS)])
@@ -154,6 +164,50 @@ def for_process(program: bytes, pid: int) -> bytes:
     return program + b"".join(tail)
 
 
+def for_programs() -> bytes:
+    """The complete filter for a process that starts programs in namespaces of its own.
+
+    They may not make namespaces, nor memory that no process shows as its own: what is shared without a file. To other
+    calls the answer is that the kernel has none such: then programs use another.
+    """
+    column, architecture = _MACHINES[os.uname().machine]
+    numbers = _numbers(_CONDITIONAL, column)
+    shares = [
+        _step(_LOAD, _ARGUMENTS + 8 * 3),
+        _step(_AND, _MAP_SHARED_ANONYMOUS),
+        _step(_JUMP_EQUAL, _MAP_SHARED_ANONYMOUS, 0, 1),
+        _step(_RETURN, _ERROR | errno.EPERM),
+        _step(_RETURN, _ALLOW),
+    ]
+    divides = _argument(0, (_CLONE_NAMESPACES,), _JUMP_BITS, passed=_ERROR | errno.EPERM, other=_ALLOW)
+    # A program need not know that its sockets keep the usual buffers.
+    enlarges = _argument(2, _BUFFER_SIZES, passed=_ERROR, other=_ALLOW)
+    code = [*_start(architecture), *_if(numbers["mmap"], shares), *_if(numbers["clone"], divides)]
+    code += _if(numbers["clone3"], [_step(_RETURN, _ERROR | errno.ENOSYS)])
+    code += _if(numbers["ioctl"], _argument(1, _IOCTLS))
+    code += _if(numbers["prlimit64"], _argument(0, (0,)))
+    code += _if(numbers["setsockopt"], enlarges)
+    code += _if(numbers["socket"], _argument(0, (_AF_UNIX, _AF_INET, _AF_INET6)))
+    code += [*_always(_ALLOWED, column), *_always(_FOR_PROGRAMS, column), _step(_RETURN, _ERROR | errno.ENOSYS)]
+    return b"".join(code)
+
+
+def _start(architecture: int) -> list[bytes]:
+    """Kill a process with calls of another architecture, and load the number of the call."""
+    return [
+        _step(_LOAD, _ARCHITECTURE),
+        _step(_JUMP_EQUAL, architecture, 1, 0),
+        _step(_RETURN, _KILL),
+        _step(_LOAD, _NUMBER),
+    ]
+
+
+def _always(table: str, column: int) -> list[bytes]:
+    """Allow the calls of a table."""
+    allowed = _numbers(table, column).values()
+    return [step for number in allowed for step in (_step(_JUMP_EQUAL, number, 0, 1), _step(_RETURN, _ALLOW))]
+
+
 def _numbers(table: str, column: int) -> dict[str, int]:
     rows = [entry.split(":") for entry in table.split()]
     return {row[0]: int(row[column]) for row in rows if row[column]}
@@ -164,15 +218,16 @@ def _if(number: int, then: list[bytes]) -> list[bytes]:
     return [_step(_JUMP_EQUAL, number, 0, len(then)), *then]
 
 
-def _argument(index: int, values: tuple[int, ...], test: int = _JUMP_EQUAL) -> list[bytes]:
-    """Allow the call if its argument passes the test with one of the values. The arguments have 32 bits."""
+def _argument(
+    index: int,
+    values: tuple[int, ...],
+    test: int = _JUMP_EQUAL,
+    passed: int = _ALLOW,
+    other: int = _ERROR | errno.EPERM,
+) -> list[bytes]:
+    """Return `passed` if the argument of a call passes the test with one of the values. The arguments have 32 bits."""
     tests = [_step(test, value, len(values) - place, 0) for place, value in enumerate(values)]
-    return [
-        _step(_LOAD, _ARGUMENTS + 8 * index),
-        *tests,
-        _step(_RETURN, _ERROR | errno.EPERM),
-        _step(_RETURN, _ALLOW),
-    ]
+    return [_step(_LOAD, _ARGUMENTS + 8 * index), *tests, _step(_RETURN, other), _step(_RETURN, passed)]
 
 
 def _step(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:

@@ -119,7 +119,7 @@ def test_what_has_no_counterpart_is_named(arguments: dict[str, Any], says: str) 
     [
         (lambda: GRPOTrainer("m", exact, peft_config=object()), "peft_config: adapters are LoRA here"),
         (lambda: GRPOTrainer("m", exact, None, ROWS, processing_class=1), "processing_class: no counterpart"),
-        (lambda: GRPOTrainer("m", exact, None, ROWS, callbacks=[print]), "print> is no TrainerCallback: no counter"),
+        (lambda: GRPOTrainer("m", exact, None, ROWS, callbacks=[print]), "is no TrainerCallback: no counter"),
         (lambda: GRPOTrainer("m", exact, None, ROWS, callbacks=[Substeps]), r"callbacks: Substeps\.on_substep_end: no"),
         (lambda: GRPOTrainer("m", exact, None, ROWS).train("out/checkpoint-5"), "True goes on with the newest checkpo"),
         (lambda: GRPOTrainer(object(), exact), "folder or hub name"),  # type: ignore[arg-type]

@@ -629,13 +629,15 @@ async def test_a_drained_engine_runs_nothing_and_then_begins_with_the_new_versio
     staged, before = case.stage(case.perturbed("mlp")), engine.version
     draining = engine.drained()
     entered = asyncio.create_task(draining.__aenter__())
-    await asyncio.sleep(0)
+    await asyncio.sleep(0.05)  # the engine has been told, and the others are far from their last token
     asked = asyncio.create_task(ask(engine, "asked while it drains"))
     await entered
-    assert [[span.version for span in run.spans] for run in await asyncio.gather(*runs)] == [[before]] * 3
-    assert not asked.done() and engine.load().running == 0
-    await engine.update(staged)
-    await draining.__aexit__(None, None, None)
+    try:
+        assert [[span.version for span in run.spans] for run in await asyncio.gather(*runs)] == [[before]] * 3
+        assert not asked.done() and engine.load().running == 0
+        await engine.update(staged)
+    finally:
+        await draining.__aexit__(None, None, None)
     answer = await asked
     assert [span.version for span in answer.spans] == [staged.manifest.version]
     assert np.abs(case.reference(case.perturbed("mlp"), answer) - answer.logprobs).max() < case.tolerance

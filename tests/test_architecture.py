@@ -24,7 +24,7 @@ DOORS = {
 }
 
 ROOMS: dict[str, dict[str, str]] = {
-    "actors": {"episodes": "leased_groups"},
+    "actors": {"episodes": "leased_groups vllm_engine"},
     "learner": {
         "batching": "algorithm storage",
         "orchestrator": "background batching storage waits",

@@ -6,6 +6,8 @@ import json
 from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any
 
+from olmorl.actors.vllm_engine import compat
+
 
 def chat_body(body: bytes) -> bytes:
     """The request as one of OpenAI's chat API. Raises ValueError with what is wrong."""
@@ -19,20 +21,15 @@ def chat_body(body: bytes) -> bytes:
 
 def message(answer: Mapping[str, Any]) -> dict[str, Any]:
     """A whole answer of OpenAI's chat API as one of the messages API."""
-    from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionResponse
 
-    answered = ChatCompletionResponse.model_validate(answer)
-    # The converters are methods of a server, and use none of it.
-    made: dict[str, Any] = AnthropicServingMessages.messages_full_converter(None, answered).model_dump(
-        mode="json", exclude_none=True
-    )
+    converted = compat.anthropic_message(ChatCompletionResponse.model_validate(answer))
+    made: dict[str, Any] = converted.model_dump(mode="json", exclude_none=True)
     return made
 
 
 async def events(parts: Iterable[Mapping[str, Any]]) -> AsyncIterator[bytes]:
     """The parts of a stream of OpenAI's chat API, the numbers of tokens included, as events of the messages API."""
-    from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
 
     async def lines() -> AsyncIterator[str]:
         first, *others = parts
@@ -40,5 +37,5 @@ async def events(parts: Iterable[Mapping[str, Any]]) -> AsyncIterator[bytes]:
             yield f"data: {json.dumps(part)}\n\n"
         yield "data: [DONE]\n\n"
 
-    async for event in AnthropicServingMessages.message_stream_converter(None, lines()):
+    async for event in compat.anthropic_events(lines()):
         yield event.encode()

@@ -11,7 +11,7 @@ import os
 import pickle
 import sys
 from argparse import Action, ArgumentParser
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from multiprocessing import context, popen_spawn_posix, reduction, resource_tracker, spawn, util
@@ -77,6 +77,24 @@ def pack_experts(layer: Any) -> None:
 # (benchmarks/results/start_up.json). vLLM has no option for a process of our own. This one is as `spawn` starts it.
 
 _LENGTH_BYTES = 8
+
+
+def anthropic_message(answered: Any) -> Any:
+    """Returns vLLM's answer of OpenAI's chat API as one of Anthropic's messages API.
+
+    The converters are methods of a server, which needs an engine of its own; they use none of it.
+    """
+    from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
+
+    return AnthropicServingMessages.messages_full_converter(None, answered)
+
+
+def anthropic_events(lines: AsyncIterator[str]) -> AsyncIterator[str]:
+    """Returns the stream of OpenAI's chat API as the events of Anthropic's messages API."""
+    from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
+
+    events: AsyncIterator[str] = AnthropicServingMessages.message_stream_converter(None, lines)
+    return events
 
 
 class EarlyCore:

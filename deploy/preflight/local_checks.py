@@ -276,6 +276,7 @@ def check_whole_paths(settings: Config) -> None:
 
 def check_sandbox(settings: Config, verifiers: Collection[str]) -> None:
     """If there are programs, say in which sandbox they run, and run one here unless other hosts run them."""
+    from olmorl.verifiers.box import bash_tool
     from olmorl.verifiers.code import program_verifier
     from olmorl.verifiers.code.sandbox import self_test
 
@@ -283,8 +284,12 @@ def check_sandbox(settings: Config, verifiers: Collection[str]) -> None:
     if not set(program_verifier.NAMES) & set(verifiers) and not {"python", "bash"} & tools.keys():
         return
     print(f"programs of the model run in the sandbox {settings.verifiers.code_tier}", flush=True)
-    if settings.cluster.address is None and (reason := asyncio.run(self_test.refusal(settings.verifiers))):
+    if settings.cluster.address is not None:
+        return
+    if reason := asyncio.run(self_test.refusal(settings.verifiers)):
         raise ConfigError(f"verifiers.code_tier = {settings.verifiers.code_tier}: {reason}")
+    if "bash" in tools and (reason := bash_tool.refusal(settings.verifiers)):
+        raise ConfigError(f"episodes.environment = {settings.episodes.environment!r}: {reason}")
 
 
 def check_functions(settings: Config, rows: Sequence[Row] | None = None) -> None:

@@ -15,7 +15,7 @@ from olmorl.config import Episodes, Verifiers, box_tools
 from olmorl.errors import ConfigError, EnvironmentFailed
 from olmorl.messages import ENVIRONMENT, Completion, Prompt, Verdict
 from olmorl.ports import EnvironmentStep
-from olmorl.verifiers.box import box
+from olmorl.verifiers.box import box, search_tool
 from olmorl.verifiers.environments.played import Setup, Start
 from olmorl.verifiers.environments.tools import KEY, UNKNOWN, CountedCall, ToolCounts
 from olmorl.verifiers.functions.function_scorer import call_of, parse, verdicts_of
@@ -87,7 +87,8 @@ class ForkedEnvironments:
             memory_mib=verifiers.memory_mib,
             shared=(_SHARE, texts) if shares and texts else None,
         )
-        self._fork_server = ForkServer(of_fork_server, START_S)
+        indexing_s = search_tool.longest_share_s(texts) if of_fork_server.shared and texts else 0.0
+        self._fork_server = ForkServer(of_fork_server, START_S + indexing_s)
         self._idle: list[Worker] = []
         self.tools = ToolCounts()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import inspect
 import subprocess
 import sys
@@ -52,6 +53,15 @@ def test_vllm_keeps_the_state_of_each_request_by_both_of_its_names() -> None:
     llm: Any = SimpleNamespace(output_processor=processor)
     assert compat.unfinished(llm) == compat.unfinished(llm, "a") == ["state"]
     assert compat.unfinished(llm, "b") == []
+
+
+@pytest.mark.parametrize("name", ["messages_full_converter", "message_stream_converter"])
+def test_the_converters_of_anthropics_api_use_no_server(name: str) -> None:
+    from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
+
+    method = getattr(AnthropicServingMessages, name)
+    assert len(inspect.signature(method).parameters) == 2
+    assert "self" not in [each.argval for each in dis.get_instructions(method)]
 
 
 def test_an_executor_takes_the_workers_of_one_node() -> None:

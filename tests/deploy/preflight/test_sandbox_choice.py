@@ -47,6 +47,14 @@ def test_tools_that_run_programs_need_a_sandbox_as_verifiers_do(
     assert capsys.readouterr().out == ""
 
 
+def test_bash_with_the_weaker_sandbox_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    made = settings(tmp_path, code_tier="landlock").model_copy(
+        update={"episodes": config.Episodes(environment="box:bash")}
+    )
+    with pytest.raises(ConfigError, match=r"episodes\.environment = 'box:bash'.* only with .*\"bubblewrap\""):
+        check_sandbox(made, {"math"})
+
+
 def test_a_run_without_programs_needs_no_sandbox(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

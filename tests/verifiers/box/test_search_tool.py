@@ -44,6 +44,15 @@ def test_the_best_passage_comes_first_with_its_id_and_title(tmp_path: Path) -> N
     assert search("首都") == "東京は日本の首都です。"
 
 
+def test_the_first_start_may_take_longer_the_more_texts_there_are(tmp_path: Path) -> None:
+    (tmp_path / "texts").mkdir()
+    for name, size in (("a.txt", 2_000_000), ("b.md", 500_000)):
+        (tmp_path / "texts" / name).write_bytes(b"x" * size)
+    assert search_tool.longest_share_s(str(tmp_path / "texts")) == 2.5
+    assert search_tool.longest_share_s(str(tmp_path / "texts" / "a.txt")) == 2.0
+    assert search_tool.longest_share_s(str(tmp_path / "none.jsonl")) == 0.0
+
+
 def test_a_query_that_finds_nothing_or_is_none_is_a_text_for_the_policy(tmp_path: Path) -> None:
     search: Any = Search(corpus(tmp_path, *ROWS), None).search
     for query in ("", "?!", "zebra"):
